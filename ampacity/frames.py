@@ -178,7 +178,7 @@ class Run:
             if stage is None or meta["index"] == stage
             for row in self._percentiles(meta, wanted, metric)
         ]
-        return pd.DataFrame(rows, columns=_PERCENTILE_COLUMNS)
+        return pd.DataFrame(rows, columns=list(_PERCENTILES)).astype(_PERCENTILES)
 
     def observed(self) -> dict[int, dict[str, Observations]]:
         """Return the samples that each stage is judged by, by stage index and metric."""
@@ -209,17 +209,17 @@ class Run:
         return found.cohort, without_client(found.cohort, audit, records.origin_ns)
 
 
-_PERCENTILE_COLUMNS = [
-    "stage",
-    "load",
-    "metric",
-    "percentile",
-    "n",
-    "value_s",
-    "low_s",
-    "high_s",
-    "reason",
-]
+_PERCENTILES = {
+    "stage": "int64",
+    "load": "object",
+    "metric": "object",
+    "percentile": "object",
+    "n": "int64",
+    "value_s": "float64",
+    "low_s": "float64",
+    "high_s": "float64",
+    "reason": "object",
+}
 
 
 def _level(level: float | str) -> tuple[str, float]:

@@ -41,6 +41,8 @@ class Outlook:
     about: bool = False  # the number of stages is what is usual
     began_s: float = field(default_factory=time.monotonic)
     part: str = "stage"  # what a stage is called
+    arm: str = ""  # of an A/B: which is under load
+    before: int = 0  # stages of its other arm that have run
 
 
 class LivePanel:
@@ -147,7 +149,7 @@ class LivePanel:
         stages, length_s = self._outlook.stages, self._outlook.length_s
         passed_s = time.monotonic() - self._outlook.began_s
         if length_s is None and stages is not None:
-            left = max(stages - live.stage - 1, 0) * live.duration_s
+            left = max(stages - live.stage - 1 - self._outlook.before, 0) * live.duration_s
             length_s = passed_s + left + max(live.duration_s - elapsed_s, 0.0)
         if length_s is None:
             return [(f"{_clock(passed_s)} so far", "")]
@@ -155,9 +157,10 @@ class LivePanel:
 
 
 def _number(live: Live, outlook: Outlook | None) -> str:
-    """Return which stage it is: ``stage 3 (4 of ~9)``."""
+    """Return which stage it is: ``stage 3 (4 of ~9)``, ``B stage 1 (3 of 8)``."""
     outlook = outlook or Outlook()
-    number, name = live.stage + 1, f"{outlook.part} {live.stage}"
+    number = live.stage + 1 + outlook.before
+    name = " ".join(filter(None, (outlook.arm, outlook.part, str(live.stage))))
     if not outlook.stages:
         return name
     return f"{name} ({number} of {'~' if outlook.about else ''}{max(outlook.stages, number)})"

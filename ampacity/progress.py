@@ -127,7 +127,8 @@ class Progress:
 
     def judged(self, stage: Stage, *, burst: bool = False) -> None:
         """Print a line about a finished stage."""
-        self.note(stage_line(stage, burst=burst))
+        line = stage_line(stage, burst=burst)
+        self.note(f"{self._outlook.arm}: {line}" if self._outlook.arm else line)
 
     def _paint(self) -> None:
         """Print notes and the stage until there is a None."""

@@ -51,6 +51,12 @@ class Amount(StrEnum):
     full = "full"
 
 
+Summary = Annotated[
+    Amount,
+    _print("short|full", "What is printed: one screen, or every table.", show_default="short"),
+]
+
+
 def option(name: str, kind: Any, default: Any, *flags: str, **shown: Any) -> Parameter:
     """Return an option as a parameter of a command; ``shown``: its help and what ``opt`` takes."""
     metavar, text = shown.pop("metavar", None), shown.pop("help")
@@ -126,15 +132,7 @@ def prints(command: Command) -> Command:
         command(**given)
 
     options = [
-        option(
-            "summary",
-            Amount,
-            Amount.short,
-            metavar="short|full",
-            help="What is printed: one screen, or every table.",
-            rich_help_panel=OUTPUT,
-            show_default="short",
-        ),
+        Parameter("summary", Parameter.KEYWORD_ONLY, annotation=Summary, default=Amount.short),
         option(
             "quiet",
             bool | None,

@@ -9,6 +9,7 @@ from ampacity.experiments.stages.conduct import conduct
 from ampacity.experiments.stages.provenance import out_path
 from ampacity.experiments.stages.resume import check_resumable, events_of, is_over
 from ampacity.experiments.stages.rig import Rig
+from ampacity.live_panel import Outlook
 from ampacity.loadgen.rundir.write import RunWriter, take_up
 from ampacity.progress import Progress
 from ampacity.settings import Settings
@@ -42,8 +43,11 @@ async def interleave(rigs: tuple[Rig, Rig], rounds: int, *, aa: bool) -> None:
     pair = secrets.token_hex(6)
     for rig, name in zip(rigs, NAMES, strict=True):
         rig.note_down("ab", {"pair": pair, "arm": name, "rounds": rounds, "aa": aa})
-    for arm in ORDER * rounds:
+    order, outlook = ORDER * rounds, Outlook(len(ORDER) * rounds)
+    for turn, arm in enumerate(order):
         rig = rigs[arm]
+        before = order[:turn].count(1 - arm)
+        rig.expect(replace(outlook, arm=NAMES[arm].upper(), before=before))
         rates, concurrency = rig.settings.rates, rig.settings.concurrency
         judged = await (
             rig.open_stage(rates[0]) if rates else rig.closed_stage((concurrency or (1,))[0])

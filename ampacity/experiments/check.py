@@ -11,6 +11,12 @@ from ampacity.analysis.verdict import off_plan
 from ampacity.durations import duration_text, rounded_up
 from ampacity.experiments.stages.rig import Rig, Watch
 from ampacity.experiments.sweep import too_few
+from ampacity.reports.render.figures import (
+    counted,
+    cut_off,
+    failures,
+    failures_by_cause,
+)
 from ampacity.settings import Settings
 from ampacity.values import ConfigError
 
@@ -70,7 +76,7 @@ def result_of(summary: Summary, run: str) -> CheckResult:
         "alpha": ALPHA,
         "looks": len(ALPHAS),
         "run": run,
-        "notes": [*other.values(), *filter(None, [summary.partial])],
+        "notes": [*_failures(summary), *other.values(), *filter(None, [summary.partial])],
         "untracked": {"load": strangers} if strangers else {},
         "checks": checks,
     }
@@ -78,6 +84,16 @@ def result_of(summary: Summary, run: str) -> CheckResult:
         found |= {"requests": stage.requests, "duration_s": stage.window.end_s}
         found["stage_s"] = {stage.name: stage.window.end_s}
     return CheckResult(**found)
+
+
+def _failures(summary: Summary) -> list[str]:
+    """Return how many requests had no whole answer, and why not; empty where all had one."""
+    found = []
+    if failed := failures(summary.errors):
+        found.append(f"{failed:,} failed ({failures_by_cause(summary)})")
+    if cut := cut_off(summary.errors):
+        found.append(f"{cut:,} {'was' if cut == 1 else 'were'} cut off unfinished")
+    return [f"Of {counted(summary.requests, 'request')} {' and '.join(found)}."] if found else []
 
 
 def _checks(stage: Stage, other: str) -> list[Check]:

@@ -169,7 +169,7 @@ def network(f: Facts) -> Finding:
         return Finding("network", "note", found, "the network's share of TTFT is unknown", ())
     ttft_s = min(filter(None, (f["ttft_new_s"], f["ttft_again_s"])), default=0.0)
     found = (
-        f"{duration_text(trip_s)} for the smallest request and its answer, "
+        f"{duration_text(trip_s)} for the smallest request, "
         f"{duration_text(f['tcp_connect_s'])} to connect"
     )
     if trip_s > ttft_s > 0:
@@ -269,7 +269,7 @@ def _prompt_cache(f: Facts) -> Finding:
     speed = "is no faster" if again_s else "has no TTFT to compare"
     if again_s and new_s > max(SPEEDUP * again_s, again_s + SPEEDUP_MIN_S):
         speed = f"takes {duration_text(again_s)} instead of {duration_text(new_s)}"
-    found = f"cached tokens are not reported; a repeated prompt {speed}"
+    found = f"no cached tokens reported; a repeated prompt {speed}"
     return Finding("prompt cache", "note", found, f"{unique}; the report cannot tell the share", ())
 
 
@@ -290,8 +290,8 @@ def _clock(f: Facts) -> Finding:
         means = "times are those of the read; what this machine adds is not measured"
         return Finding("clock", "note", found, means, ())
     found = (
-        f"reads are {duration_text(delay_s)} behind the kernel (median; at most "
-        f"{duration_text(f['receive_delay_max_s'])})"
+        f"reads: median {duration_text(delay_s)} behind the kernel, most "
+        f"{duration_text(f['receive_delay_max_s'])}"
     )
     kernel = f["timestamps"] == "kernel"
     remedy = "taken out of all times" if kernel else "--timestamps kernel takes it out"

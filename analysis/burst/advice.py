@@ -56,12 +56,13 @@ def headroom(
     harm: HarmByPhase,
     *,
     over: bool,
+    base_too_short: bool = False,
     other: str | None = None,
 ) -> Headroom:
     """Return the rate that would have kept the burst's last request within its limit.
 
-    Never enough where the burst was harmed, not known where it was not seen to be ``over`` or the
-    base is harmed itself, or where the burst was ``other`` work than the base.
+    Never enough where the burst was harmed, not known where it was not seen to be ``over``, the
+    base is harmed itself or ``base_too_short``, or where the burst was ``other`` work than the base.
     """
     base, burst, after = phases
     offered, served = burst.offered_rps or 0.0, backlog.served_rps
@@ -86,9 +87,12 @@ def headroom(
         return replace(result, reason=f"the base load alone is too much: {harm.base.reason}")
     if other:
         return replace(result, reason=other)
-    if not over or not burst.ok:
-        why = "was not seen to end" if burst.ok else "was not answered at all"
-        return replace(result, reason=f"the burst {why}")
+    if not burst.ok:
+        return replace(result, reason="the burst was not answered at all")
+    if base_too_short:
+        return replace(result, reason="the base phase is too short to know when the burst is over")
+    if not over:
+        return replace(result, reason="the burst was not seen to end")
     reason = backlog.reason or "the queue stayed within the limits"
     return replace(result, enough=True, reason=reason)
 

@@ -55,14 +55,20 @@ class _Base:
 
     def too_short(self) -> str | None:
         """Return why the phase does not show what to come back to."""
-        answer_s = self.mean_in_flight * self.length_s / self.requests  # Little
-        enough = self.length_s >= BASE_ANSWERS_MIN * answer_s
-        if enough and self.in_flight.half <= BASE_ERROR_MAX * self.mean_in_flight:
+        answers = self.requests / self.mean_in_flight  # its length in mean answer times (Little)
+        error = self.in_flight.half / self.mean_in_flight
+        if answers < BASE_ANSWERS_MIN:
+            why = f"it lasts {answers:.3g} mean answer times, {BASE_ANSWERS_MIN:g} are needed"
+        elif error > BASE_ERROR_MAX:
+            why = (
+                f"its mean of {self.mean_in_flight:.3g} in flight is known to ± {100 * error:.3g} "
+                f"% only, ± {100 * BASE_ERROR_MAX:.3g} % is needed"
+            )
+        else:
             return None
         return (
-            f"the base phase is too short to know what to come back to: {self.mean_in_flight:.3g} "
-            f"in flight, give or take {self.in_flight.half:.3g}, in "
-            f"{self.length_s / answer_s:.3g} times an answer; raise --base-duration"
+            f"the base phase is too short to know what to come back to: {why}; raise "
+            "--base-duration"
         )
 
 

@@ -65,7 +65,7 @@ def _pairs_left(runs: Runs, first: Pairing) -> str:
     order = " All of them ran in one order: a drift looks like a difference." if one_order else ""
     if limited := [f"{len(run.limited)} of {run.name}" for run in runs if run.limited]:
         n = sum(len(run.limited) for run in runs)
-        why = f"the client was the limit in {n} stages ({', '.join(limited)})"
+        why = f"the client was the limit in {n} stage{'s' * (n != 1)} ({', '.join(limited)})"
         closed = any(s.kind == "closed" for s in first.a.summary.stages)
         remedy = f"a lower {'--concurrency' if closed else '--rates'}."
         remedy = f"Use a quieter or larger machine, or {remedy}"

@@ -236,9 +236,13 @@ def verdict_text(q: QuantileChange) -> str:
 
 
 def _claimed(shift: Shift) -> list[QuantileChange]:
-    """Return the p99, and the highest quantile that is faster or slower: what is claimed of it."""
+    """Return the p99, and the highest quantile that is faster or slower: what is claimed of it.
+
+    Where no p99 is known, the highest of the main quantiles that is.
+    """
     highest = {q.slower: q for q in shift.changed}
-    tail = [q for q in shift.quantiles if q.q == TAIL and shift.metric in TAILS]
+    known = [q for q in shift.quantiles if {figure_text(q, 0), figure_text(q, 1)} != {DASH}]
+    tail = [q for q in known if q.q in SHORT and q.q <= TAIL and shift.metric in TAILS][-1:]
     return tail + [q for q in highest.values() if q not in tail]
 
 
@@ -263,8 +267,6 @@ def winners_table(result: Comparison) -> Table:
             won = Cell(*((winner, None, state) if q.verdict == "differs" else (OPEN,)))
             won = Cell(DASH) if result.other_work else won
             sides = [Cell(figure_text(q, side)) for side in (0, 1)]
-            if sides[0].text == sides[1].text == DASH:
-                continue
             add(won, f"{shift.metric.upper()} {quantile_name(q.q)}", sides, change_text(q))
     for line in result.scorecard:
         if any(v is not None for v in line.values) and (per_gpu or "per GPU" not in line.label):

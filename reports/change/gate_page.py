@@ -21,7 +21,7 @@ def write_gate_page(path: Path, result: GateResult, next_command: str | None) ->
     """Write one HTML file that needs no network; whole or not at all. Raises OSError."""
     screen = gate_screen(result, next_command)
     facts = [
-        (a.label.capitalize(), " ".join(filter(None, (a.text, a.aside))))
+        (a.label.capitalize(), ", ".join(filter(None, (a.text, a.aside))))
         for a in screen.answers[1:]  # the first is the sentence
     ]
     page = render_page(

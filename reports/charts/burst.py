@@ -120,12 +120,22 @@ def _harm(burst: Burst) -> Finding:
     if burst.unfinished:
         were = "was" if burst.unfinished == 1 else "were"
         note += f"; {count(burst.unfinished)} {were} cut off unfinished"
-    if burst.slo_misses_of_base >= 0.5:
-        note += (
-            f"; at the base load's share {significant(burst.slo_misses_of_base)} would break one"
-        )
+    if of_base := _of_base(burst):
+        note += f"; not counted: of the base {of_base}"
     state = "bad" if burst.lost or burst.unfinished or missed else "good"
     return Finding("Requests harmed", f"{value}, {count(burst.lost)} lost", None, note, state)
+
+
+def _of_base(burst: Burst) -> str:
+    """Return how many of the base were harmed, and of the rest would have been at that share."""
+    base, share = burst.phases[0], burst.slo_misses_of_base
+    harmed = []
+    if base.slo_misses:
+        would = f" (at that share {significant(share)} would here)" if share >= 0.5 else ""
+        harmed.append(f"{count(base.slo_misses)} violated an SLO{would}")
+    if failed := failures(base.errors):
+        harmed.append(f"{count(failed)} failed")
+    return " and ".join(harmed)
 
 
 def _headroom(burst: Burst) -> Finding:

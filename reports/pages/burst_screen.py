@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ampacity.analysis.contract.burst import Burst
 from ampacity.analysis.contract.summary import Summary
 from ampacity.reports.charts.burst import burst_findings, phases_table
-from ampacity.reports.render.figures import DASH, Finding, count, rate, seconds, significant
+from ampacity.reports.render.figures import DASH, Finding, count, exact, rate, seconds, significant
 from ampacity.reports.render.table import Table
 from ampacity.reports.render.terminal import LABEL, Entry, spark
 
@@ -23,21 +23,21 @@ def burst_answers(summary: Summary) -> list[Entry]:
     burst, base = summary.burst, summary.burst.base_level
     held = burst.headroom
     needed = f"{rate(held.needed_rps)} would have carried the burst"
-    level = [f"base {seconds(base.ttft_s)}"] if base.ttft_s else []
-    in_flight = f"{count(burst.peak_in_flight)} in flight at most"
+    level = f" (base median {seconds(base.ttft_s)})" if base.ttft_s else ""
+    in_flight = f"{count(burst.peak_in_flight)} in flight at once"
     if burst.backlog.piled_up is not None:
         high = burst.phases[1]
         in_flight += f" ({rate(high.achieved_rps)} answered of {significant(high.offered_rps)})"
-    asides = {
-        "RECOVERED": "",
-        "PEAK TTFT": ", ".join([*level, in_flight]),
-        "HARMED": "",
-        "HEADROOM": needed if held.factor else str(held.reason),
-    }
-    made = [_recovered(burst)]
-    made += [
+    peak, harmed, headroom = [
         f for f in burst_findings(burst) if f.label.split()[0] in ("Peak", "Requests", "Headroom")
     ]
+    made = [_recovered(burst), peak, harmed, headroom]
+    asides = {
+        "RECOVERED": "",
+        "PEAK TTFT": f"of the burst or before recovery{level}; {in_flight}",
+        "HARMED": harmed.note,
+        "HEADROOM": needed if held.factor else str(held.reason),
+    }
     return [
         Entry(label, f.value, f.note if label == "RECOVERED" else aside, f.state)
         for (label, aside), f in zip(asides.items(), made, strict=True)
@@ -73,19 +73,20 @@ def burst_table(burst: Burst) -> Table:
 
 def burst_drawn(burst: Burst, console: Console) -> list[Entry]:
     """Return TTFT and in-flight as sparklines over the phases, which a third line names."""
-    width = min(console.width - LABEL - 22, WIDEST)
+    width = min(console.width - LABEL - 30, WIDEST)
     series, end_s = burst.series, max(burst.series.end_s, default=0.0)
     if not end_s or len(series.end_s) < 2:
         return []
     drawn = []
-    for label, values, text in (
-        ("TTFT", series.ttft_s, seconds),
-        ("IN FLIGHT", series.in_flight, significant),
+    for label, values, text, of_bins in (
+        ("TTFT p50", series.ttft_s, seconds, ""),
+        ("IN FLIGHT", series.in_flight, significant, "bin means "),
     ):
         known = [v for v in values if v is not None]
-        between = f"{text(min(known))} to {text(max(known))}" if known else DASH
+        between = f"{of_bins}{text(min(known))} to {text(max(known))}" if known else DASH
         drawn.append(Entry(label, spark(values, width), between))
-    return [*drawn, Entry("", _phases(burst, end_s, min(width, len(series.end_s))))]
+    phases = _phases(burst, end_s, min(width, len(series.end_s)))
+    return [*drawn, Entry("", phases, f"bins of {exact(burst.resolution_s)} s")]
 
 
 def _phases(burst: Burst, end_s: float, width: int) -> str:

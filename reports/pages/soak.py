@@ -41,16 +41,24 @@ def soak_findings(summary: Summary) -> list[Finding]:
 
 
 def _changed(soak: Soak) -> Entry:
-    found, judged = changes(soak), [c for c in soak.changes if c.verdict != "inconclusive"]
+    found, judged = changes(soak), _judged(soak)
     if found:
         first = f"{found[0].name} {change_text(found[0])}"
         many = f"{len(found)} of {len(judged)} figures"
         return Entry("CHANGED", many if of_server(found) else NOT_SERVER, first, "unsure")
     if judged:
         return Entry("CHANGED", "nothing", f"none of {len(judged)} figures", "good")
-    nothing = soak.reason or "nothing was measured"
-    why = next((c.reason for c in soak.changes if c.reason), nothing)
+    why = _why_not_known(soak) or soak.reason or "nothing was measured"
     return Entry("CHANGED", "not known", why, "unsure")
+
+
+def _judged(soak: Soak) -> list[SoakChange]:
+    return [c for c in soak.changes if c.verdict != "inconclusive"]
+
+
+def _why_not_known(soak: Soak) -> str | None:
+    """Return why of no figure it is known whether it changed."""
+    return None if _judged(soak) else next((c.reason for c in soak.changes if c.reason), None)
 
 
 def soak_table(soak: Soak) -> Table:
@@ -61,6 +69,7 @@ def soak_table(soak: Soak) -> Table:
 
     rows = Rows("What changed over the windows", sorted(soak.changes, key=rank))
     rows.words("figure", lambda c: c.name)
+    why_not_known = _why_not_known(soak)
 
     def level(_: Table, change: SoakChange) -> Cell:
         return Cell(DASH if change.before is None else size_text(change.before, change.unit))
@@ -69,7 +78,8 @@ def soak_table(soak: Soak) -> Table:
 
     def word(_: Table, change: SoakChange) -> Cell:
         state = {"no change": "good", "inconclusive": "unsure"}.get(change.verdict, "bad")
-        return Cell(change_text(change), state=state)
+        told = change.verdict == "inconclusive" and change.reason == why_not_known
+        return Cell("inconclusive" if told else change_text(change), state=state)
 
     rows.column(Column("change", text=True, cut=True), word)
     return rows.done()

@@ -67,7 +67,10 @@ def show(screen: Screen, console: Console) -> None:
             break
     _print(console, *above)
     if table:
-        print_table(console, _shortened(screen, max(LINES - rows - head - 1, FEWEST)), notes=False)
+        room = max(LINES - rows - head - 1, FEWEST)
+        shortened = _shortened(screen, room)
+        spare = max(room - len(shortened.rows), 0)
+        print_table(console, shortened, notes=False, spare=spare)
     _print(console, *below)
 
 
@@ -122,10 +125,7 @@ def _entry(console: Console, entry: Entry, most: int) -> list[Text]:
     if entry.aside:
         text += text_of(console, "    " + " ".join(entry.aside.split()), "dim")
     lines = list(text.wrap(console, max(console.width - LABEL, 20)))
-    if len(lines) > most:
-        lines = lines[:most]
-        lines[-1].truncate(max(console.width - LABEL - 3, 17))
-        lines[-1] += text_of(console, " …", "dim")
+    lines = _first(console, lines, most, max(console.width - LABEL, 20))
     labels = [entry.label, *[""] * (len(lines) - 1)]
     found = [
         Text(f"{label:<{LABEL}}", "dim") + line for label, line in zip(labels, lines, strict=True)
@@ -133,6 +133,19 @@ def _entry(console: Console, entry: Entry, most: int) -> list[Text]:
     for line in found:
         line.rstrip()
     return found
+
+
+def _first(console: Console, lines: list[Text], most: int, width: int) -> list[Text]:
+    """Return ``most`` of the lines of a wrapped text; what is left out is left out word by word."""
+    if len(lines) <= most:
+        return lines
+    kept = lines[:most]
+    last = kept[-1]
+    last.rstrip()
+    while last.cell_len > width - 2 and " " in last.plain:
+        last.right_crop(len(last.plain) - last.plain.rindex(" "))
+    last.truncate(width - 2)
+    return [*kept[:-1], last + text_of(console, " …", "dim")]
 
 
 def text_of(console: Console, text: str, style: str = "") -> Text:
@@ -249,8 +262,15 @@ def _print_line(console: Console, pieces: list[Text]) -> None:
     console.print(line, highlight=False, no_wrap=True, overflow="ellipsis")
 
 
-def print_table(console: Console, table: Table, *, notes: bool = True) -> None:
-    """Print as many columns as fit, and the footnotes below."""
+def print_table(
+    console: Console, table: Table, *, notes: bool = True, spare: int | None = None
+) -> None:
+    """Print as many columns as fit, and the footnotes below.
+
+    A last column that may be cut is wrapped, over ``spare`` further lines at most.
+    """
+    from rich.text import Text
+
     kept = _kept(console, table)
     columns, rows = _of(table, kept)
     widths = _widths(console, columns, rows)
@@ -273,7 +293,17 @@ def print_table(console: Console, table: Table, *, notes: bool = True) -> None:
             column = Column("", text=True) if cell.heads else columns[i]
             pieces.append(_aligned(text, _total(widths[i:reach]), column))
             i = reach
-        _print_line(console, pieces)
+        lines = [pieces]
+        if columns[-1].cut and len(pieces) == len(columns):
+            left = _total(widths[:-1]) + GAP if len(widths) > 1 else 0
+            wide = max(console.width - left, LABEL)
+            wrapped = list(pieces[-1].wrap(console, wide)) or pieces[-1:]
+            most = len(wrapped) if spare is None else min(len(wrapped), 1 + spare)
+            first, *more = _first(console, wrapped, most, wide)
+            lines = [[*pieces[:-1], first], *([Text(" " * (left - GAP)), line] for line in more)]
+            spare = spare and spare - len(more)
+        for line in lines:
+            _print_line(console, line)
     for number, note in enumerate(used, start=1):
         say(console, f"{_raised(number)} {table.notes[note - 1]}", "dim")
     left_out = [column.head for i, column in enumerate(table.columns) if i not in kept]

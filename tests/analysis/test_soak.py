@@ -16,7 +16,7 @@ from ampacity.analysis.soak.change_point import find_change
 from ampacity.analysis.soak.sentence import change_text, changes, clock, soak_command
 from ampacity.analysis.soak.summarise import join_windows, soak_of
 from ampacity.analysis.summary import summarise
-from ampacity.reports.pages.soak import _changed, soak_answers
+from ampacity.reports.pages.soak import _changed, soak_answers, soak_table
 from tests.support import sample_summary, synthetic
 
 SLO = "ttft_p99=2s"
@@ -271,3 +271,12 @@ def test_another_model_from_some_window_on_is_said(
     found = [w.text for w in whole.warnings if w.code == "strangers"]
     assert [text.startswith(said) for text in found] == ([True] if said else [])
     assert whole.verdict.startswith("Not the load that was planned") == bool(said)
+
+
+def test_why_nothing_is_known_is_said_once() -> None:
+    rng = np.random.default_rng(5)
+    few, enough = (soak([window(i, rng) for i in range(n)]) for n in (4, 40))
+    told = _changed(few)
+    assert (told.text, told.aside[:26]) == ("not known", "needs 30 windows, 4 of 4 c")
+    assert {row[-1].text for row in soak_table(few).rows} == {"inconclusive"}
+    assert "no change" in {row[-1].text for row in soak_table(enough).rows}

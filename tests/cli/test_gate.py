@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from ampacity.analysis.change.results import Check, GateResult
 from ampacity.experiments.samples import Budget
 from ampacity.reports.change.gate import chart, gate_markdown, junit_xml, workflow_commands
+from ampacity.reports.change.gate_page import write_gate_page
 from tests.support.args import Command, args_of
 from tests.support.synthetic import Stage, make_run, request
 
@@ -47,6 +48,48 @@ def test_exit_status_says_the_answer(
     other = made(tmp_path / "other", n=600, seed=2)
     command("gate", other, "--baseline", base, "--tolerance ttft_p50=0.1%", status=3)
     command("gate", made(tmp_path / "slo"), "--baseline", base, "--slo ttft_p50=50ms", status=1)
+
+
+def test_a_baseline_prints_a_screen_and_the_whole_table_where_it_is_asked_for_or_redirected(
+    tmp_path: Path, command: Command, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = ("baseline", made(tmp_path / "run"), "-o", tmp_path / "base.json")
+    command(*line)
+    redirected = capsys.readouterr().out
+    monkeypatch.setenv("COLUMNS", "80")
+    command(*line, "--summary full")
+    assert capsys.readouterr().out == redirected
+    command(*line)
+    short = capsys.readouterr().out
+    held = json.loads((tmp_path / "base.json").read_text())["levels"]["20/s"]
+    entries = held["quantiles"]
+    finds = [100 * e["finds"]["same_schedule"]["now"] for e in entries.values()]
+    tolerances = [e["tolerance"]["same_schedule"] or 1.0 for e in entries.values()]
+    passing = [t for t in tolerances if t <= 0.15]
+    assert f"1 run, {sum(held['requests']):,} requests\n" in short
+    assert f"FINDS     +{min(finds):.2g} % to +{max(finds):.2g} %    slower" in short
+    assert f"JUDGES    {len(passing)} quantiles" in short
+    lines = short.splitlines()
+    head = next(i for i, text in enumerate(lines) if text.startswith("loosest first"))
+    assert f" {100 * max(passing):.3g} % " in lines[head + 1]
+    assert all(f"  {name} " in redirected for name in entries)
+    assert len(lines) < 24
+    assert max(map(len, lines[:-1])) <= 80
+
+
+def test_the_page_says_what_was_tested_with_a_comma_and_in_whole_rows(tmp_path: Path) -> None:
+    slow = Check(
+        "ttft_p50", "change", "20/s", "regression", 0.1, 0.12, 0.2, (0.1, 0.2), tolerance=0.05
+    )
+    checks = [replace(slow, shift=0.18), replace(slow, name="e2e_p50", verdict="pass")]
+    result = GateResult(
+        verdict="regression", sentence="Regression: x.", notes=[], untracked={}, checks=checks
+    )
+    write_gate_page(tmp_path / "gate.html", result, None)
+    page = (tmp_path / "gate.html").read_text()
+    assert "at equal load ttft_p50 at 20/s +18.0 %, not the change of the two figures" in page
+    counted = "<dt>Checks</dt><dd>1 worse than allowed, 1 passed</dd>"
+    assert f'<div class="long">{counted}' in page
 
 
 @pytest.mark.parametrize("option", ["--html", "--junit", "--markdown"])

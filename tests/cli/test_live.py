@@ -85,6 +85,15 @@ def test_the_panel(width: int, encoding: str, tmp_path: Path) -> None:
     assert "timeout 2, reset 1" in rows[7]
 
 
+def test_the_panel_of_an_ab_names_the_arm_and_counts_the_stages_of_both() -> None:
+    """The other arm has run two stages: of eight this is the fourth, and 4 x 60 s + 30 s are left."""
+    shown = panel()
+    shown._outlook = Outlook(8, None, False, time.monotonic() - 210, arm="B", before=2)
+    text, _ = lines_of(shown, Console(width=80, height=24))
+    assert " B stage 1 (4 of 8) " in text
+    assert " 44%  about 4:30 left" in text  # 210 of 480 s
+
+
 def test_percentiles_of_each_metric_to_two_per_cent() -> None:
     """Of answers of 200 ms, then chunks of one token after 10 ms and of four after 40 ms."""
     live = Live(times=LiveTimes())

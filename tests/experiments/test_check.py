@@ -89,6 +89,22 @@ def test_a_check_of_another_load_than_the_planned_one_says_so(
     assert told == {"ttft_p50=1s": of_slo} | ({"load": verdict} if verdict else {})
 
 
+def test_a_check_names_what_failed_and_what_was_cut_off(tmp_path: Path) -> None:
+    """Of 100 requests 12 time out and 1 hangs when the run ends."""
+    how = {"timeout": range(50, 62), "unfinished": range(99, 100)}
+    rows = [
+        request(i, i / 8, ttft_s=None, status=status) if status else request(i, i / 8)
+        for i in range(100)
+        for status in [next((s for s, at in how.items() if i in at), "")]
+    ]
+    run = make_run(tmp_path / "run", [Stage(rows, 12.5, offered_rps=8.0)], ["ttft_p50=1s"])
+    found = result_of(summarise(run), str(run.path))
+    said = "Of 100 requests 12 failed (timeout 12) and 1 was cut off unfinished."
+    assert found.notes[0] == said
+    assert said.rstrip(".") in gate_markdown(found).replace("\\", "")
+    assert check_screen(found, None, "report.html").notes[0] == said
+
+
 def test_too_short_to_tell_is_inconclusive_and_says_how_long_it_takes(tmp_path: Path) -> None:
     found = checked_in_virtual_time(tmp_path, ["ttft_p99=250ms"], duration="20s")
     assert found.verdict == "inconclusive"

@@ -56,7 +56,8 @@ def test_any_percentile_is_that_of_summary_json(run: public.Run) -> None:
             assert row.reason == held.get(f"{row.percentile}_reason") or held["reason"]
     judged = run.summary.stages[1].slo_verdicts[0]
     [row] = run.percentiles([99], metric="ttft_from_schedule_s", stage=1).itertuples()
-    assert (row.value_s, (row.low_s, row.high_s)) == (judged.value_s, judged.value_s_ci)
+    ends = [np.nan if end is None else end for end in judged.value_s_ci]
+    np.testing.assert_array_equal([row.value_s, row.low_s, row.high_s], [judged.value_s, *ends])
 
 
 def test_percentiles_of_other_levels_are_order_statistics(run: public.Run) -> None:
@@ -76,6 +77,18 @@ def test_percentiles_of_other_levels_are_order_statistics(run: public.Run) -> No
     with pytest.raises(ValueError, match="stage 2: choose one of 0, 1"):
         run.percentiles(stage=2)
     assert run.percentiles(99).equals(run.percentiles([99]))
+
+
+def test_where_all_requests_failed_a_percentile_is_a_number_that_is_not_known(
+    tmp_path: Path,
+) -> None:
+    failed = [request(i, 0.1 * i, ttft_s=None, status="timeout") for i in range(40)]
+    dead = make_run(tmp_path / "run", [Stage(failed, 4.0, offered_rps=10.0)], SLOS)
+    found = public.load(dead.path).percentiles([50, 99], metric="ttft_s")
+    numbers = found[["value_s", "low_s", "high_s"]]
+    assert set(numbers.dtypes) == {np.dtype("float64")}
+    assert numbers.isna().to_numpy().all()
+    assert found.reason.notna().all()
 
 
 def test_times_of_a_request_by_hand(run: public.Run) -> None:

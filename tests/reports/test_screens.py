@@ -2,6 +2,7 @@
 
 import io
 import math
+import re
 import shlex
 from collections.abc import Callable
 from dataclasses import replace
@@ -30,10 +31,11 @@ from ampacity.analysis.validate import Validation
 from ampacity.cli.judge.validate import _screen as validate_screen
 from ampacity.cli.measure.doctor import _screen as doctor_screen
 from ampacity.loadgen.probe.diagnosis import Finding
-from ampacity.loadgen.rundir.files import Run
+from ampacity.loadgen.rundir.files import Run, load_run
 from ampacity.reports.pages.screen import NOTES, render_screen
+from ampacity.reports.render.table import Cell, Column, Table
 from ampacity.reports.render.tables import stages_table
-from ampacity.reports.render.terminal import Entry, Screen, show, spark
+from ampacity.reports.render.terminal import Entry, Screen, print_table, show, spark
 from tests.analysis.burst.test_burst import burst_run
 from tests.support.args import Command, args_of
 from tests.support.compared_runs import stage as compared
@@ -85,6 +87,7 @@ CASES = {
     ),
     "gate": ("gate {b} --baseline {base}", 1, "VERDICT   regression"),
     "gate passed": ("gate {a} --baseline {base}", 0, "VERDICT   pass"),
+    "baseline": ("baseline {a} {c} -o {out}.json", 0, "BASELINE  "),
     "predict": (
         "predict --preset linear:0.01,0.001 --input-tokens 10 --output-tokens 5 --rates 1,2 "
         "--duration 5s --slo ttft_p50=1s --out {out}",
@@ -146,6 +149,21 @@ def rendered(summary: dict[str, Any], width: int = 80, **options: Any) -> str:
     out = io.StringIO()
     render_screen(read_summary(summary), Console(file=out, width=width, **options), "r/report.html")
     return out.getvalue()
+
+
+def test_the_screen_of_a_burst_says_what_each_figure_is_of(runs: dict[str, Path]) -> None:
+    """The queue of 15/s in front of 10/s: 5.1 s, 50 in flight, against 0.1 s at the base."""
+    out = io.StringIO()
+    render_screen(summarise(load_run(runs["burst"])), Console(file=out, width=120))
+    lines = [" ".join(line.split()) for line in out.getvalue().splitlines()]
+    peak = r"of the burst or before recovery \(base median 100 ms\); (\d+) in flight at once"
+    (found,) = filter(None, (re.fullmatch(rf"PEAK TTFT (\S+) s {peak}", x) for x in lines))
+    assert float(found[1]) == pytest.approx(5.1, abs=0.1)
+    assert int(found[2]) == pytest.approx(50, abs=2)
+    drawn = [line for line in lines if line.startswith(("TTFT p50", "IN FLIGHT", "│base"))]
+    assert " 100 ms to " in drawn[0]
+    assert re.search(r" bin means 0\.\d+ to \d", drawn[1])
+    assert drawn[2].endswith("│recovery bins of 2 s")
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -520,6 +538,32 @@ def test_no_colour_and_colour() -> None:
     )
     assert "\x1b[32m" in coloured
     assert "[32m" not in plain
+
+
+def test_a_long_last_column_is_wrapped_where_there_is_room_and_never_cut_in_a_word() -> None:
+    """40 columns, of which 8 and a gap are the name's: 30 are left, five words of 5 letters."""
+    columns = [Column("check", text=True), Column("found", text=True, cut=True)]
+    rows = [[Cell("number-" + str(i)), Cell("abcde " * 8)] for i in range(3)]
+    out = io.StringIO()
+    console = Console(file=out, width=40)
+    print_table(console, Table("", columns, rows), spare=2)
+    five, three = " ".join(["abcde"] * 5), " ".join(["abcde"] * 3)
+    assert out.getvalue().splitlines() == [
+        "check     found",
+        f"number-0  {five}",
+        f"          {three}",
+        f"number-1  {five}",
+        f"          {three}",
+        f"number-2  {' '.join(['abcde'] * 4)} …",  # the fifth would leave no place for the mark
+    ]
+    text = shown(Screen([Entry("E", "x")], Table("", columns, rows)), 40)
+    assert "…" not in text
+
+
+def test_an_answer_that_is_cut_ends_with_a_word() -> None:
+    texts = [Entry(f"E{i}", "abcdefg " * 30) for i in range(12)]
+    lines = shown(Screen(texts), 80).splitlines()
+    assert all(line.endswith(" abcdefg …") for line in lines)
 
 
 def test_a_screen_that_does_not_fit_gives_every_answer_fewer_lines() -> None:

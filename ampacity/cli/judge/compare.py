@@ -140,13 +140,21 @@ def per_run(
 
 
 def show(
-    result: Comparison, html: Path | None, markdown: Path | None, csv: Path | None, *, as_json: bool
+    result: Comparison,
+    html: Path | None,
+    markdown: Path | None,
+    csv: Path | None,
+    *,
+    as_json: bool,
+    next_command: str | None = None,
 ) -> None:
-    """Write the requested files and print the comparison.
+    """Write the requested files and print the comparison; ``next_command`` instead of its own.
 
     An A/B exits with 2 if nothing can be compared, and with 3 if its sides did other work. Raises
     RunDirError where a file cannot be written.
     """
+    from dataclasses import replace
+
     from ampacity.reports.change import compare as written
     from ampacity.reports.render.terminal import show as screen
 
@@ -163,7 +171,9 @@ def show(
         if shown.full:
             written.render_comparison(result, console())
         else:
-            screen(written.comparison_screen(result), console())
+            made = written.comparison_screen(result)
+            following = next_command or made.next_command
+            screen(replace(made, next_command=following), console())
         files = {"comparison": html, "Markdown": markdown, "CSV": csv}
         for what, path in files.items():
             if path:

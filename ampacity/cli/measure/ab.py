@@ -8,12 +8,16 @@ import typer
 
 from ampacity.cli import options as o
 
+ROUNDS_MOST = 1000
+
 Urls = Annotated[
     list[str], o.arg("Base URLs of both endpoints; one URL with --aa.", metavar="URL_A [URL_B]")
 ]
 Rounds = Annotated[
     int,
-    o.opt("N", "Repetitions of A B B A; each letter is a stage of --duration.", min=2, max=1000),
+    o.opt(
+        "N", "Repetitions of A B B A; each letter is a stage of --duration.", min=2, max=ROUNDS_MOST
+    ),
 ]
 Aa = Annotated[
     bool,
@@ -55,7 +59,9 @@ def ab(
     ampacity ab http://a:8000/v1 --aa --rates 4 --rounds 3
     """
     from ampacity.analysis.compare.pairs import compared_run
+    from ampacity.analysis.compare.rounds import deciding_rounds
     from ampacity.analysis.compare.scorecard import compare
+    from ampacity.analysis.next_run import again
     from ampacity.cli import EXIT_INTERRUPTED
     from ampacity.cli.experiment import finish
     from ampacity.cli.judge.compare import show
@@ -78,8 +84,8 @@ def ab(
     a, b = arms(*settings)
     assert a.out
     with left_at_once(a.out.parent, "ab --resume", run="a"):
+        words = command_line(sys.argv)
         with no_stub(a.out, b.out), Progress(quiet=shown.quiet) as progress:
-            words = command_line(sys.argv)
             out = run_event_loop(run_ab(a, b, rounds, aa, words, progress, shown.resume))
         ends = [finish(out / name, as_json=False, quiet=True) for name in NAMES]
     if partial := next((summary.partial for _, summary in ends if summary.partial), None):
@@ -91,8 +97,11 @@ def ab(
         raise typer.Exit(EXIT_INTERRUPTED)
     result = compare([compared_run(name.upper(), out / name) for name in NAMES])
     write_json(out / "compare.json", result.as_dict())
+    more = deciding_rounds(result, rounds, ROUNDS_MOST)
+    secret = any("***" in word for word in words)
+    following = again(words, {"--rounds": str(more)}) if more and not secret else None
     try:
-        show(result, out / "compare.html", None, None, as_json=json)
+        show(result, out / "compare.html", None, None, as_json=json, next_command=following)
     finally:
         if not json:
             print(out)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ampacity.analysis.burst.advice import find_harm
-from ampacity.analysis.burst.recovery import slower_p
+from ampacity.analysis.burst.recovery import Level, _Base, slower_p
 from ampacity.analysis.burst.timeline import fallen_s
 from ampacity.analysis.contract.burst import Burst, Harm
 from ampacity.analysis.contract.summary import read_summary
@@ -264,6 +264,28 @@ def test_a_server_that_dies_after_the_burst_had_no_known_head_room(tmp_path: Pat
     assert (held["enough"], held["reason"]) == (None, "the burst was not seen to end")
 
 
+def test_a_base_that_is_too_short_is_why_the_rest_is_not_known(tmp_path: Path) -> None:
+    # the settled 24 s hold 4.8 answers of 5 s: 5/s of them are 25 in flight, once the first are
+    # there
+    b = burst_with(tmp_path / "run", lambda i, t: {"gaps_s": [4.9]})["burst"]
+    assert b["recovery_reason"] == (
+        "the base phase is too short to know what to come back to: it lasts 4.8 mean answer times, "
+        "10 are needed; raise --base-duration"
+    )
+    why = "the base phase is too short to know when the burst is over"
+    assert (b["headroom"]["enough"], b["headroom"]["reason"]) == (None, why)
+
+
+def test_a_base_whose_requests_in_flight_vary_is_too_short() -> None:
+    in_flight = Level(mean=2.0, half=1.0, spread=1.0)  # 1 of 2 is ± 50 %
+    base = _Base(24.0, 120, in_flight, in_flight, 2.0, np.ones(120))
+    assert base.too_short() == (
+        "the base phase is too short to know what to come back to: its mean of 2 in flight is "
+        "known to ± 50 % only, ± 45 % is needed; raise --base-duration"
+    )
+    assert _Base(24.0, 120, in_flight, Level(2.0, 0.9, 1.0), 2.0, np.ones(120)).too_short() is None
+
+
 @pytest.mark.parametrize(
     ("tokens", "in_base", "expected"),
     [
@@ -373,6 +395,9 @@ def test_what_the_base_load_breaks_is_told_beside_what_the_burst_broke(tmp_path:
     b = summary["burst"]
     assert (b["slo_misses"], b["slo_misses_of_base"]) == (40, pytest.approx(40))
     assert "40 requests violated an SLO (40 would at the base load's share)" in summary["verdict"]
+    note = burst_findings(msgspec.convert(b, Burst))[3].note
+    told = "of the base 15 violated an SLO (at that share 40.0 would here)"
+    assert note == f"of those due from the burst on; not counted: {told}"
 
 
 def test_a_count_has_fallen_when_no_more_than_the_level_are_left() -> None:

@@ -487,6 +487,17 @@ def test_the_screen_names_the_winner_with_the_rows_of_its_claim(tmp_path: Path) 
     assert ": no winner: a run's figures at a load that it carried" in shown.notes[0]
 
 
+def test_where_no_p99_is_known_the_screen_shows_the_highest_quantile_that_is(
+    tmp_path: Path,
+) -> None:
+    """Of 150 requests: a p95 needs 59, a p99 299."""
+    runs = [arm(tmp_path / n, stage(ttfts(i, 150))) for i, n in enumerate("ab")]
+    table = comparison_screen(compare(runs)).table
+    assert table is not None
+    figures = [row[1].text for row in table.rows]
+    assert [f for f in figures if f.startswith(("TTFT", "E2E"))] == ["TTFT p95", "E2E p95"]
+
+
 def test_a_difference_between_runs_is_not_claimed_as_one_between_systems(tmp_path: Path) -> None:
     """One run of each: the sentence and a line say what noise is assumed; of predictions, that
     there is none to see."""

@@ -19,6 +19,7 @@ from ampacity.analysis.change.judged import prepare
 from ampacity.analysis.change.results import Comparison
 from ampacity.analysis.compare import shift
 from ampacity.analysis.compare.pairs import ComparedRun
+from ampacity.analysis.compare.rounds import _pairs, deciding_rounds
 from ampacity.analysis.compare.scorecard import compare
 from ampacity.analysis.metrics.observations import Observations
 from ampacity.config import make_settings
@@ -27,6 +28,7 @@ from ampacity.experiments.ab import arms, interleave
 from ampacity.experiments.stages.rig import Rig
 from ampacity.experiments.virtual.player import IDLE_NS, ORIGIN_NS
 from ampacity.experiments.virtual.predict import predict as run_virtual
+from ampacity.live_panel import Outlook
 from ampacity.loadgen.rundir.files import load_run
 from ampacity.progress import Progress
 from ampacity.reports.change.compare import (
@@ -136,6 +138,57 @@ def test_an_endpoint_that_drifts_does_not_differ_from_itself(
     naive = virtual_ab(tmp_path / "naive", (0, 0, 1, 1), drift=0.1)
     assert {"itl", "e2e"} <= differing(naive)
     assert "differs from itself" in naive.sentence
+
+
+def test_progress_names_the_arm_under_load_and_how_many_stages_both_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    expected: list[Outlook] = []
+    monkeypatch.setattr(Progress, "note", lambda _, text: said.append(text))
+    known = Progress.expect
+
+    def expect(progress: Progress, outlook: Outlook) -> None:
+        expected.append(outlook)
+        known(progress, outlook)
+
+    monkeypatch.setattr(Progress, "expect", expect)
+    virtual_ab(tmp_path / "ab", (0, 1))
+    lines = [text.partition(": 6")[0] for text in said if "stage" in text]
+    assert lines == [f"{arm}: stage {i}" for i in range(ROUNDS) for arm in "AB"]
+    assert [(o.arm, o.before, o.stages) for o in expected] == [
+        ("A", 0, 6),
+        ("B", 1, 6),
+        ("A", 1, 6),
+        ("B", 2, 6),
+        ("A", 2, 6),
+        ("B", 3, 6),
+    ]
+    assert len({o.began_s for o in expected}) == 1
+
+
+def test_the_next_command_has_the_rounds_that_would_decide(turns: Comparison) -> None:
+    """t(1) = 12.706, t(2) = 4.303, t(3) = 3.182, t(4) = 2.776, t(7) = 2.365, t(8) = 2.306 at 97.5 %:
+    of 2 pairs ± 20 % is s = 0.2 √2 / 12.706 = 0.0223, of 4 pairs 0.2 √4 / 3.182 = 0.126."""
+    wide = msgspec.structs.replace(
+        turns.shift[0].quantiles[0], q=0.5, verdict="open", p=0.2, change=0.1, change_ci=(-0.1, 0.3)
+    )
+    assert _pairs(wide, 2, 100, 0.975) == 3  # 4.303 s / √3 = 5.5 %, less than the change
+    alike = msgspec.structs.replace(wide, change=0.0, change_ci=(-0.2, 0.2))
+    assert _pairs(alike, 2, 100, 0.975) == 5  # 2.776 s / √5 = 2.8 %; 3 % do not matter
+    assert _pairs(alike, 2, 4, 0.975) is None
+    shift = msgspec.structs.replace(turns.shift[0], quantiles=[wide])
+    found = msgspec.structs.replace(
+        turns, aa=False, scorecard=[], shift=[shift], interleaved_pairs=4
+    )
+    assert deciding_rounds(found, 2, 1000) == 5  # 9 pairs: 2.306 s / √9 = 9.7 %, of 8: 10.5 %
+    assert deciding_rounds(found, 2, 4) is None
+    assert deciding_rounds(msgspec.structs.replace(found, aa=True), 2, 1000) is None
+    other = msgspec.structs.replace(wide, q=0.6)
+    beside = msgspec.structs.replace(
+        found, shift=[msgspec.structs.replace(shift, quantiles=[other])]
+    )
+    assert deciding_rounds(beside, 2, 1000) is None
 
 
 def test_a_quantile_needs_in_each_stage_what_it_needs_in_a_stage() -> None:
@@ -296,6 +349,27 @@ def test_pairs_in_one_order_only_are_said_to_hold_the_drift(measured: Path, tmp_
     assert result.interleaved_pairs == 3
     said = result.notes[0]
     assert "the client was the limit in 3 stages (3 of A). All of them ran in one order" in said
+
+
+def test_the_next_command_is_the_same_ab_with_more_rounds(
+    measured: Path, tmp_path: Path, command: Command, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "x"
+    limited_in(measured, out, (), ())
+
+    async def run_before(*_: Any) -> Path:
+        return out
+
+    monkeypatch.setattr(experiment, "run_ab", run_before)
+    monkeypatch.setattr("ampacity.analysis.compare.rounds.deciding_rounds", lambda *_: 7)
+    command("ab --aa http://127.0.0.1:1/v1 --rates 6 --rounds 3 --out", out)
+    said = capsys.readouterr().out
+    assert "NEXT      ampacity ab --aa http://127.0.0.1:1/v1 --rates 6 --rounds 7\n" in said
+
+
+def test_one_stage_is_one_stage(measured: Path, tmp_path: Path) -> None:
+    result = compare(limited_in(measured, tmp_path / "x", (), (3,)))
+    assert "the client was the limit in 1 stage (1 of B)" in result.notes[0]
 
 
 def test_the_pairs_that_are_left_are_compared(measured: Path, tmp_path: Path) -> None:
