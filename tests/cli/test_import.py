@@ -319,7 +319,7 @@ def test_files_are_load_levels_and_feed_capacity_gate_and_baseline(
     capacity = json.loads((tmp_path / "run" / "summary.json").read_text())["capacity"]
     low, high = capacity["capacity_rps_ci"]
     assert low < 4.1
-    assert 4 < high < 8
+    assert 4 < high <= 8.0  # the load beyond, at most
     assert ampacity("baseline", tmp_path / "run", "-o", tmp_path / "base.json") == 0
     assert ampacity("gate", tmp_path / "run", "--baseline", tmp_path / "base.json") == 0
     worse = [
