@@ -62,8 +62,8 @@ class Estimate:
         return (self.capacity_rps_ci[1] - self.capacity_rps_ci[0]) / 2 / self.capacity_rps
 
     def is_wide(self, times: float) -> bool:
-        """Return whether the upper end is more than ``times`` the lower one."""
-        return self.capacity_rps_ci[1] > times * self.capacity_rps_ci[0]
+        """Return whether the upper end is ``times`` the lower one or more, as of a doubled load."""
+        return self.capacity_rps_ci[1] >= times * self.capacity_rps_ci[0]
 
 
 def estimate(levels: Sequence[Level], slos: Sequence[Slo]) -> Estimate | None:
