@@ -207,8 +207,10 @@ def test_a_second_ctrl_c_leaves_at_once_and_names_what_writes_the_report(
         assert any("sent/s" in line for line in process.stderr)  # the stage has begun
         process.send_signal(signal.SIGINT)
         assert any("(Ctrl-C again: leave without it)" in line for line in process.stderr)
+        process.send_signal(signal.SIGSTOP)  # or the report may be there before the second one
         time.sleep(2 * AT_ONCE_S)  # the subject: another decision, not one signal sent twice
         process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGCONT)
         rest = process.stderr.read()
         assert process.wait(30) == 130
     assert f"'ampacity report {tmp_path / 'run'}' writes it" in rest
