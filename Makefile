@@ -55,10 +55,10 @@ clean:
 	  || { echo "ampacity needs Python 3.11 or newer; name one with: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 2; }
 	$(PYTHON) -m venv .venv
 
-$(INSTALLED): pyproject.toml setup.py loadgen/receive/_hot_path.c loadgen/receive/_read_handler.h constraints.txt | .venv
+$(INSTALLED): pyproject.toml setup.py loadgen/receive/_hot_path.c loadgen/receive/_read_handler.h loadgen/receive/_json_values.h constraints.txt | .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e . -c constraints.txt
 	@touch $@
 
-$(INSTALLED_DEV): pyproject.toml setup.py loadgen/receive/_hot_path.c loadgen/receive/_read_handler.h constraints.txt | .venv
+$(INSTALLED_DEV): pyproject.toml setup.py loadgen/receive/_hot_path.c loadgen/receive/_read_handler.h loadgen/receive/_json_values.h constraints.txt | .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,docs,hf]' -c constraints.txt
 	@touch $@ $(INSTALLED)

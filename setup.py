@@ -7,7 +7,7 @@ from setuptools import Extension, setup
 HOT_PATH = Extension(
     "ampacity.loadgen.receive._hot_path",
     ["loadgen/receive/_hot_path.c"],
-    depends=["loadgen/receive/_read_handler.h"],
+    depends=["loadgen/receive/_read_handler.h", "loadgen/receive/_json_values.h"],
     optional=True,
 )
 

@@ -9,7 +9,8 @@ VERSION: int
 def read_handler(
     before: bytes,
     fixed: tuple[bytes, ...],
-    gaps: tuple[int, ...],
+    gaps: tuple[int | None, ...],
+    listed: int,
     marks: tuple[bytes, ...],
     add_time: Callable[[int], None],
     add_total: Callable[[int], None] | None,
@@ -22,7 +23,8 @@ def read_handler(
 
     ``before`` lies between the size line and the text, as JSON writes it, without any of
     ``marks``. After it comes ``fixed``, and between its pieces the running total + each of
-    ``gaps``, more than ``total``. What does not match goes to ``fallback``.
+    ``gaps``, more than ``total``, or where the gap is None log-probabilities of ``listed`` tokens.
+    What does not match goes to ``fallback``.
     """
 
 def tls_handler(

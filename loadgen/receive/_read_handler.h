@@ -7,6 +7,8 @@
 #define _GNU_SOURCE                     /* memmem */
 #include <Python.h>
 
+#include "_json_values.h"
+
 #include <string.h>
 
 #define SIZE_DIGITS_MAX 8               /* of a chunk's size */
@@ -15,8 +17,9 @@
 typedef struct {
     PyObject_HEAD
     PyObject *before;       /* bytes of an event before its text */
-    PyObject *fixed, *gaps; /* tuples: the bytes after the text, and the running totals between
-                               them, less the first one */
+    PyObject *fixed, *gaps; /* tuples: the bytes after the text, and what is between them: the
+                               running totals, less the first one, or None: log-probabilities */
+    Py_ssize_t listed;      /* how many tokens these list */
     PyObject *marks;        /* tuple of bytes: a text that holds one is parsed */
     PyObject *add_time;     /* called with the time of the read of each matching chunk */
     PyObject *add_total;    /* NULL, or called with its running total, where there are ``gaps`` */
@@ -34,55 +37,12 @@ typedef struct {
     long long total;
 } Chunk;
 
-static int hex_digit(char c)
-{
-    if (c >= '0' && c <= '9')
-        return c - '0';
-    c |= 0x20;
-    return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
-}
-
-/* Return the code unit of the JSON escape (u and four digits) at ``at``, -1 if it is none. */
-static int unit_of(const char *at, const char *end)
-{
-    int unit = 0;
-    if (end - at < 6 || at[0] != '\\' || at[1] != 'u')
-        return -1;
-    for (int i = 2; i < 6; i++) {
-        int digit = hex_digit(at[i]);
-        if (digit < 0)
-            return -1;
-        unit = unit << 4 | digit;
-    }
-    return unit;
-}
-
-/* Return the end of the escape at ``at``; NULL if it is none, or may be a part of a mark. */
-static const char *after_escape(const char *at, const char *end)
-{
-    if (end - at >= 2 && strchr("\"\\bfnrt", at[1]) != NULL && at[1] != 0)
-        return at + 2;
-    int unit = unit_of(at, end);
-    if (unit < 0x80 || unit == 0x25B7 || unit == 0x25C1 || (unit & 0xFC00) == 0xDC00)
-        return NULL;
-    if ((unit & 0xFC00) != 0xD800)
-        return at + 6;
-    return (unit_of(at + 6, end) & ~0x3FF) == 0xDC00 ? at + 12 : NULL; /* a pair */
-}
-
 /* Return the end of a JSON string's text; NULL if it is empty or has to be parsed. */
 static const char *end_of_text(ReadHandler *self, const char *text, const char *end)
 {
-    const char *at = text;
-    int ascii = 1;
-    while (at < end && *at != '"') {
-        if ((unsigned char)*at < 0x20)
-            return NULL;
-        ascii &= (unsigned char)*at < 0x80;
-        if ((at = *at == '\\' ? after_escape(at, end) : at + 1) == NULL)
-            return NULL;
-    }
-    if (at >= end || at == text)
+    int ascii;
+    const char *at = end_of_string(text, end, &ascii);
+    if (at == NULL || at == text)
         return NULL;
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(self->marks); i++) {
         PyObject *mark = PyTuple_GET_ITEM(self->marks, i);
@@ -90,15 +50,7 @@ static const char *end_of_text(ReadHandler *self, const char *text, const char *
             && memmem(text, at - text, PyBytes_AS_STRING(mark), PyBytes_GET_SIZE(mark)))
             return NULL;
     }
-    if (!ascii) {
-        PyObject *decoded = PyUnicode_DecodeUTF8(text, at - text, NULL);
-        if (decoded == NULL) {
-            PyErr_Clear();
-            return NULL;
-        }
-        Py_DECREF(decoded);
-    }
-    return at;
+    return ascii || is_utf8(text, at - text) ? at : NULL;
 }
 
 /* Return the end of the bytes at ``at``, NULL if they are others. */
@@ -143,8 +95,13 @@ static Py_ssize_t match(ReadHandler *self, const char *read, Py_ssize_t length, 
         if ((at = after_bytes(PyTuple_GET_ITEM(self->fixed, i), at, end)) == NULL)
             return 0;
         if (i < PyTuple_GET_SIZE(self->gaps)) {
-            long long gap = PyLong_AsLongLong(PyTuple_GET_ITEM(self->gaps, i));
-            if ((at = after_total(self, gap, at, end, &chunk->total)) == NULL)
+            PyObject *gap = PyTuple_GET_ITEM(self->gaps, i);
+            Py_ssize_t listed = 0;
+            if (gap == Py_None)
+                at = after_logprobs(at, end, &listed);
+            else
+                at = after_total(self, PyLong_AsLongLong(gap), at, end, &chunk->total);
+            if (at == NULL || (gap == Py_None && listed != self->listed))
                 return 0;
         }
     }
@@ -255,8 +212,8 @@ static PyTypeObject ReadHandlerType = {
 static PyObject *read_handler(PyObject *module, PyObject *args)
 {
     ReadHandler h = {0};
-    if (!PyArg_ParseTuple(args, "SO!O!O!OOOOL", &h.before, &PyTuple_Type, &h.fixed, &PyTuple_Type,
-                          &h.gaps, &PyTuple_Type, &h.marks, &h.add_time, &h.add_total, &h.add_text,
+    if (!PyArg_ParseTuple(args, "SO!O!nO!OOOOL", &h.before, &PyTuple_Type, &h.fixed, &PyTuple_Type,
+                          &h.gaps, &h.listed, &PyTuple_Type, &h.marks, &h.add_time, &h.add_total, &h.add_text,
                           &h.fallback, &h.total))
         return NULL;
     ReadHandler *self = (ReadHandler *)PyType_GenericAlloc(&ReadHandlerType, 0);
@@ -271,6 +228,7 @@ static PyObject *read_handler(PyObject *module, PyObject *args)
     self->add_text = h.add_text == Py_None ? NULL : Py_NewRef(h.add_text);
     self->fallback = Py_NewRef(h.fallback);
     self->total = h.total;
+    self->listed = h.listed;
     return (PyObject *)self;
 }
 

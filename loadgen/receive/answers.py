@@ -44,25 +44,29 @@ _ENDED = ("completed", "incomplete", "failed", "cancelled")  # statuses of a res
 
 
 def _messages_content(data: bytes) -> ChunkContent | None:
-    """Return the content of an event of the Messages API that is only text."""
+    """Return the content of an event of the Messages API: text, or a piece of a tool call."""
     event = _without_error(data)
     if event is None or event.type != "content_block_delta":
         return None
     delta = event.delta if isinstance(event.delta, dict) else {}
     name, kind = _MESSAGES_DELTAS.get(str(delta.get("type")), ("", "answer"))
     text = delta.get(name)
-    return (kind, text, None) if isinstance(text, str) and name != "partial_json" else None
+    if not isinstance(text, str):
+        return None
+    call = (event.index, None, None) if name == "partial_json" else None
+    return ChunkContent(kind, text, call=call)
 
 
 def _responses_content(data: bytes) -> ChunkContent | None:
-    """Return the content of an event of the Responses API that is only text."""
+    """Return the content of an event of the Responses API: text, or a piece of a tool call."""
     event = _without_error(data)
-    if event is None or not isinstance(event.delta, str):
+    name = "" if event is None else str(event.type)
+    if event is None or not isinstance(event.delta, str) or not name.endswith(".delta"):
         return None
-    if not str(event.type).endswith(_RESPONSES_TEXTS):
-        return None
-    kind: Kind = "reasoning" if ".reasoning" in str(event.type) else "answer"
-    return kind, event.delta, token_count(event.sequence_number) or None
+    total = token_count(event.sequence_number) or None
+    if not name.endswith(_RESPONSES_TEXTS):
+        return ChunkContent("answer", event.delta, total, call=(event.output_index, None, None))
+    return ChunkContent("reasoning" if ".reasoning" in name else "answer", event.delta, total)
 
 
 def _without_error(data: bytes) -> _Event | None:

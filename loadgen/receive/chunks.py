@@ -129,7 +129,7 @@ def tokens_in(choice: Choice) -> int | None:
 
 
 def text_chunk_content(data: bytes) -> ChunkContent | None:
-    """Return the content of an event that is only text of one choice and perhaps a running total.
+    """Return the content of an event with text, or a piece of a tool call, of one choice.
 
     None for everything else: such chunks cannot be matched by a template.
     """
@@ -142,12 +142,30 @@ def text_chunk_content(data: bytes) -> ChunkContent | None:
     choice = chunk.choices[0]
     if choice.finish_reason or error_of(choice):
         return None
-    if choice.token_ids is not None or choice.logprobs is not None:
-        return None
-    if (content := kind_and_text(choice)) is None:
+    if choice.token_ids is not None or (content := kind_and_text(choice)) is None:
         return None
     total = None if chunk.usage is None else token_count(chunk.usage.completion_tokens)
-    return *content, total or None
+    (kind, text), call = content, None
+    delta = choice.delta or choice.message
+    if delta is not None and (delta.tool_calls or delta.function_call):
+        piece = None if text else _piece_of_call(delta)
+        if piece is None:
+            return None
+        call, text = piece
+    return ChunkContent(kind, text, total or None, tokens_in(choice), call)
+
+
+def _piece_of_call(delta: Delta) -> tuple[tuple[Any, Any, Any], str] | None:
+    """Return key, id and name of the chunk's one tool call, and its arguments."""
+    calls = delta.tool_calls
+    if delta.function_call or not isinstance(calls, list) or len(calls) != 1:
+        return None
+    call = calls[0] if isinstance(calls[0], dict) else {}
+    function = call.get("function")
+    function = function if isinstance(function, dict) else {}
+    if not isinstance(arguments := function.get("arguments"), str):
+        return None
+    return (call.get("index", 0), call.get("id"), function.get("name")), arguments
 
 
 def token_count(value: Any) -> int | None:

@@ -102,7 +102,12 @@ class Answer:
     def read_handler(self, fallback: hot_path.ReadHandler) -> hot_path.ReadHandler | None:
         """Return a handler of reads that match the template; None where there is none."""
         template = self._template
-        if template is None or self.error or (self._scans_text and template.kind == "answer"):
+        if template is None or self.error:
+            return None
+        of_text = template.content.call is None
+        if template.content.kind == "answer" and (
+            self._scans_text if of_text else self.first_answer_ns is None
+        ):
             return None
         add_text = None if self.texts is None else self._matched.append
         counts = self.tally.chunk_counts
@@ -120,15 +125,20 @@ class Answer:
         new = len(self.chunk_at_ns) - len(counts)
         if template is None or not new:  # else an old usage would replace the latest
             return
+        kind, _, _, listed, call = template.content
         if self.texts is not None:
-            self.texts += [(template.kind, decoded_text(text)) for text in self._matched]
+            texts = [decoded_text(text) for text in self._matched]
+            self.texts += [(kind, text if call is None else "") for text in texts]
+            if call is not None and self.calls is not None:
+                for text in texts:
+                    self.calls.add(*call, text)
             self._matched.clear()
         usage, totals = self._template_usage, self._matched_totals
         if usage is not None:
             self.tally.usage = usage
             if totals:
                 usage.completion_tokens = totals[-1]
-        counts += totals or [None] * new
+        counts += totals or [listed] * new
         totals.clear()
 
     def learn(self, read: bytes, new: int) -> None:

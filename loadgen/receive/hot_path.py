@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
-VERSION = 5  # of the compiled module's interface
+VERSION = 6  # of the compiled module's interface
 READ_BYTES = 65_536
 DELAY_MAX_NS = 60_000_000_000  # a time stamp further off does not belong to this read
 CLOCKS_APART_MAX_NS = 20_000  # between two clocks read one after the other

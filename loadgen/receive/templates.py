@@ -1,17 +1,19 @@
 """Match chunks that differ from the first one only in their text, without parsing them.
 
-A server writes the chunks of an answer from one template. Only the text differs and, where the
-server counts as it goes, the running totals. So a template is learned from a fully parsed chunk,
+A server writes the chunks of an answer from one template. Only the text differs (or the piece of a
+tool call's arguments) and, where they are sent, running totals and log-probabilities. So a template is learned from a fully parsed chunk,
 and compiled code (``_hot_path.c``) takes the chunks that match it. Without it all are parsed.
 
-A template is proved when it is learned: the chunk with another text and a larger total filled in
-has to decode to just these. Texts with an escape that may hide a thinking tag are parsed.
+A template is proved when it is learned: the chunk with another text, a larger total and one more
+token in its log-probabilities filled in has to decode to just these. Texts with an escape that may hide a thinking tag are parsed.
 """
 
+import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain, islice, zip_longest
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -27,9 +29,17 @@ _STRING = re.compile(rb'"((?:[^"\\]|\\.)*)"', re.DOTALL)  # of JSON
 _BEGIN = re.compile(rb"(?:event: ?(?:content_block_delta|response\.[\w.]+\.delta)\n)?data: ?")
 _RUNNING = rb'"(?:completion_tokens|total_tokens|sequence_number)": ?([1-9][0-9]{0,8})'
 _TOTALS = re.compile(_RUNNING)
+_LOGPROBS = re.compile(rb'"logprobs": ?(?=\{)')
 
-ChunkContent = tuple[Kind, str, int | None]
-"""One chunk: kind of its text, the text, and the running total (of tokens, of events) or None."""
+
+class ChunkContent(NamedTuple):
+    """The content of one chunk."""
+
+    kind: Kind
+    text: str  # or a piece of the arguments of ``call``
+    total: int | None = None  # running total, of tokens or of events
+    listed: int | None = None  # number of tokens in its log-probabilities
+    call: tuple[Any, Any, Any] | None = None  # key, id and name of a tool call
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,19 +47,23 @@ class ChunkTemplate:
     """An event of text, without its HTTP framing.
 
     ``fixed`` are the bytes after the text, cut at the totals, which are the running total +
-    ``gaps``.
+    ``gaps``, and at the log-probabilities, where the gap is None. ``content`` is that of the chunk
+    that it was learned from.
     """
 
     before: bytes
     fixed: tuple[bytes, ...]
-    gaps: tuple[int, ...]
-    kind: Kind
+    gaps: tuple[int | None, ...]
+    content: ChunkContent
 
-    def data_of(self, text: bytes, total: int | None) -> bytes:
-        """Return the event data with this text and running total."""
-        numbers = [b"%d" % ((total or 0) + gap) for gap in self.gaps]
-        behind = b"".join(chain(*zip_longest(self.fixed, numbers, fillvalue=b"")))
-        return self.before.partition(b"data:")[2] + text + behind[:-2]
+    def data_of(self, content: ChunkContent) -> bytes:
+        """Return the event data with this text, running total and number of listed tokens."""
+        logprobs = b'{"content":[%b]}' % b",".join([b"{}"] * (content.listed or 0))
+        filled = [
+            logprobs if gap is None else b"%d" % ((content.total or 0) + gap) for gap in self.gaps
+        ]
+        behind = b"".join(chain(*zip_longest(self.fixed, filled, fillvalue=b"")))
+        return self.before.partition(b"data:")[2] + content.text.encode() + behind[:-2]
 
     def read_handler(
         self,
@@ -63,7 +77,7 @@ class ChunkTemplate:
 
         ``total`` is the running total so far.
         """
-        how = self.before, self.fixed, self.gaps, MARKS
+        how = self.before, self.fixed, self.gaps, self.content.listed or 0, MARKS
         return hot_path.read_handler(*how, add_time, add_total, add_text, fallback, total)
 
 
@@ -88,15 +102,19 @@ def learn(read: bytes, decode: Callable[[bytes], ChunkContent | None]) -> ChunkT
     data = event[begin : -len(EVENT_END)]
     if not event.endswith(EVENT_END) or b"\n" in data or b"\r" in data:
         return None
-    if (content := decode(data)) is None or not content[1]:
+    if (content := decode(data)) is None or not content.text:
         return None
-    kind, text, total = content
-    other, more = "~~" if text == "~" else "~", None if total is None else total + 2
-    places = (found for found in _STRING.finditer(data) if _decoded(found[1]) == text)
+    total, listed = content.total, content.listed
+    other = content._replace(
+        text="~~" if content.text == "~" else "~",
+        total=None if total is None else total + 2,
+        listed=None if listed is None else listed + 1,
+    )
+    places = (found for found in _STRING.finditer(data) if _decoded(found[1]) == content.text)
     for found in islice(places, PLACES_MAX):
-        fixed, gaps = _without_totals(data[found.end(1) :] + b"\n\n", total)
-        template = ChunkTemplate(event[:begin] + data[: found.start(1)], fixed, gaps, kind)
-        if decode(template.data_of(other.encode(), more)) == (kind, other, more):
+        fixed, gaps = _cut(data[found.end(1) :] + b"\n\n", content)
+        template = ChunkTemplate(event[:begin] + data[: found.start(1)], fixed, gaps, content)
+        if decode(template.data_of(other)) == other:
             return template
     return None
 
@@ -113,10 +131,32 @@ def _decoded(text: bytes) -> str | None:
         return None
 
 
-def _without_totals(behind: bytes, total: int | None) -> tuple[tuple[bytes, ...], tuple[int, ...]]:
-    """Cut what follows the text at its totals; return the pieces and each total - ``total``."""
-    numbers = [] if total is None else [*_TOTALS.finditer(behind)]
-    starts = [0, *(number.end(1) for number in numbers)]
-    ends = [*(number.start(1) for number in numbers), len(behind)]
+def _cut(behind: bytes, content: ChunkContent) -> tuple[tuple[bytes, ...], tuple[int | None, ...]]:
+    """Cut what follows the text at its totals and log-probabilities.
+
+    Return the pieces, and of each cut its total - the running total, None at log-probabilities.
+    """
+    total = content.total
+    start, end = (0, 0) if content.listed is None else _logprobs(behind)
+    cuts: list[tuple[int, int, int | None]] = [(start, end, None)] if end else []
+    if total is not None:
+        numbers = [n for n in _TOTALS.finditer(behind) if not start < n.start() < end]
+        cuts += [(*number.span(1), int(number[1]) - total) for number in numbers]
+    cuts.sort(key=lambda cut: cut[0])
+    starts = [0, *(end for _, end, _ in cuts)]
+    ends = [*(start for start, _, _ in cuts), len(behind)]
     pieces = tuple(behind[start:end] for start, end in zip(starts, ends, strict=True))
-    return pieces, tuple(int(number[1]) - (total or 0) for number in numbers)
+    return pieces, tuple(gap for _, _, gap in cuts)
+
+
+def _logprobs(behind: bytes) -> tuple[int, int]:
+    """Return where the log-probabilities begin and end; (0, 0) where there are none."""
+    if (found := _LOGPROBS.search(behind)) is None:
+        return 0, 0
+    start = found.end()
+    try:
+        text = behind[start:].decode()
+        _, length = json.JSONDecoder().raw_decode(text)
+    except (ValueError, RecursionError):
+        return 0, 0
+    return start, start + len(text[:length].encode())

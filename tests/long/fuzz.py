@@ -306,20 +306,34 @@ sglang:token_usage 0.5
 
 
 def receives() -> tuple[Target, Corpus]:
-    """Return recorded streams, and longer ones: words, running totals, text of all planes."""
+    """Return recorded streams, and longer ones of 120 words: of all planes, counted, in calls."""
     from tests.streams.playing import END, HEAD, http_chunk
 
-    def answer(texts: list[str], counted: bool) -> bytes:
+    def answer(write: Callable[[str], dict[str, Any]], counted: bool = False) -> bytes:
         chunks = [HEAD]
-        for n, text in enumerate(texts, 1):
-            value = {"choices": [{"index": 0, "delta": {"content": text}}]}
+        for n, word in enumerate(words, 1):
             usage = {"usage": {"prompt_tokens": 7, "completion_tokens": n}} if counted else {}
-            data = json.dumps(value | usage, separators=(",", ":"), ensure_ascii=n % 40 == 39)
+            value = {"choices": [{"index": 0, **write(word)}], **usage}
+            data = json.dumps(value, separators=(",", ":"), ensure_ascii=n % 40 == 39)
             chunks.append(http_chunk(b"data: " + data.encode() + b"\n\n"))
         return b"".join([*chunks, http_chunk(b"data: [DONE]\n\n"), END])
 
+    def text(word: str) -> dict[str, Any]:
+        return {"delta": {"content": word}}
+
+    def call(word: str) -> dict[str, Any]:
+        return {"delta": {"tool_calls": [{"index": 0, "function": {"arguments": word}}]}}
+
+    def listed(word: str) -> dict[str, Any]:
+        entry = {"token": word, "logprob": -1.5e-07, "bytes": [*word.encode()]}
+        return text(word) | {"logprobs": {"content": [entry | {"top_logprobs": [entry, {}]}]}}
+
+    def tokens(word: str) -> dict[str, Any]:
+        return {"text": word, "logprobs": {"tokens": [word], "token_logprobs": [-0.5, None]}}
+
     words = ["the ", "quick", " \N{GRINNING FACE}", "\u4f60\u597d", "brown ", "fox"] * 20
-    return receive, [*streams(), answer(words, False), answer(words, True)]
+    answers = [answer(write) for write in (text, call, listed, tokens)]
+    return receive, [*streams(), *answers, answer(text, True), answer(listed, True)]
 
 
 TARGETS: dict[str, Callable[[], tuple[Target, Corpus]]] = {

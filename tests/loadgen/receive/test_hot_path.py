@@ -138,7 +138,7 @@ def handler(
     if total is not None:
         fixed, gaps = (b'","sum":', b',"of":', b"}\n\n"), (90, 0)
     return hot_path.read_handler(
-        BEFORE, fixed, gaps, MARKS, add_time, add_total, add_text, fallback, total or 0
+        BEFORE, fixed, gaps, 0, MARKS, add_time, add_total, add_text, fallback, total or 0
     )
 
 
@@ -174,6 +174,71 @@ def test_running_totals_have_to_rise(data: bytes, chunks: int) -> None:
     assert found == [10, 12][:chunks] or found == [12]
     assert len(times) == len(found) == chunks
     assert len(others) == (data != b"".join(map(totals, found))) or b"another" in data
+
+
+LISTS = {  # log-probabilities, and whether they list one token and are passed over
+    b'{"content":[{"token":"a","logprob":-0.5}]}': True,
+    b'{ "content" : [ { } ]\t, "refusal" : null }': True,
+    b'{"tokens":["a"],"token_logprobs":[-1.5E-07,0,10.25e+3],"x":{"y":[[],{},true,false]}}': True,
+    '{"tokens":["中"],"content":null}'.encode(): False,  # an empty list is parsed
+    '{"tokens":["中"],"bytes":"\\ud83d\\ude00 \\u4e2d \\""}'.encode(): True,
+    b'{"tokens":["\xff"]}': False,
+    b'{"content":[{"token":"\xff"}]}': True,  # which the parser does not read
+    b'{"content":[{},{}]}': False,  # two tokens
+    b'{"content":[{}],"content":[{}]}': False,
+    b'{"content":[{}],"tokens":["a"]}': False,
+    b'{"content":["a"]}': False,
+    b'{"tokens":[{}]}': False,
+    b'{"content":[]}': False,
+    b"{}": False,
+    b"null": False,
+    b"[]": False,
+    b'{"content":[{}],}': False,
+    b'{"content":[{},]}': False,
+    b'{"content":[{"a":1,}]}': False,
+    b'{"content":[{"a":01}]}': False,
+    b'{"content":[{"a":1.}]}': False,
+    b'{"content":[{"a":-}]}': False,
+    b'{"content":[{"a":1e}]}': False,
+    b'{"content":[{"a":NaN}]}': False,
+    b'{"content":[{"a":tru}]}': False,
+    b'{"content":[{"a"}]}': False,
+    b'{"content":[{a:1}]}': False,
+    b'{"content":[{"a":"\x01"}]}': False,
+    b'{"content":[{"a":"\\x"}]}': False,
+    b'{"content":[{"a":"\\ud83d"}]}': False,  # half a character
+    b'{"content":[{"a":"b}]}': False,
+    b'{"content":[{"a":[1}]}': False,
+    b'{"content":[{"a":\n1}]}': False,  # a line break ends the event
+    b'{"content":[{"a":%b1%b}]}' % (b"[" * 5, b"]" * 5): True,
+    b'{"content":[{"a":%b1%b}]}' % (b"[" * 99, b"]" * 99): False,
+}
+
+
+@compiled
+@pytest.mark.parametrize("listed", LISTS)
+def test_log_probabilities_are_passed_over_where_they_are_valid(listed: bytes) -> None:
+    fixed, others = (b'","logprobs":', b"}\n\n"), []
+    body = BEFORE + b"a" + fixed[0] + listed + fixed[1]
+    times: list[int] = []
+    handle = hot_path.read_handler(
+        BEFORE,
+        fixed,
+        (None,),
+        1,
+        MARKS,
+        times.append,
+        None,
+        None,
+        lambda *rest: bool(others.append(rest)),
+        0,
+    )
+    for end in range(len(body)):  # cut anywhere it is none, and nothing behind it is read
+        read = b"%x\r\n%b\r\n" % (end, body[:end])
+        handle(7, read)
+    assert not times
+    handle(7, b"%x\r\n%b\r\n" % (len(body), body))
+    assert bool(times) is LISTS[listed]
 
 
 @compiled

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from ampacity.loadgen.receive import hot_path
 from ampacity.loadgen.receive.exchange import Exchange
-from ampacity.loadgen.receive.templates import ChunkTemplate, learn
-from ampacity.loadgen.receive.thinking import Kind
+from ampacity.loadgen.receive.templates import ChunkContent, ChunkTemplate, learn
 from ampacity.loadgen.send.protocols import Api
 from tests.streams.playing import HEAD, NAMES, http_chunk, in_pieces, new_exchange, raw
 from tests.support.repeats import often
@@ -225,7 +224,37 @@ def upper(body: bytes) -> bytes:
 WORDS = ["a", " word", "é", " 中文", "~", "~~", " 100", "{", ":", "'", "text"]
 PIECE = b'{"index":0,"delta":{"content":"a"}}'
 TWO_PIECES = b'{"choices":[%b,%b]}' % (PIECE, PIECE)
-LOGPROBS = b'{"choices":[{"delta":{"content":"a"},"logprobs":{"content":[{}]}}]}'
+
+
+def entry(word: str, number: float = -0.1234) -> dict[str, Any]:
+    return {"token": word, "logprob": number, "bytes": [*word.encode()]}
+
+
+def with_logprobs(word: str, listed: Any, **more: Any) -> bytes:
+    choice = {"index": 0, "delta": {"content": word}, "logprobs": listed, "finish_reason": None}
+    return json.dumps({"choices": [choice], **more}, ensure_ascii=False).encode()
+
+
+def chat_logprobs(word: str, tokens: int = 1, **more: Any) -> bytes:
+    top = [entry("~", -1.5e-07), entry('"total_tokens": 5')]
+    content = [entry(word) | {"top_logprobs": top} for _ in range(tokens)]
+    return with_logprobs(word, {"content": content, "refusal": None}, **more)
+
+
+def completion_logprobs(number: int, *words: str) -> bytes:
+    tops = [{word: -0.5, "~": -2} for word in words]
+    listed = {"text_offset": [number], "token_logprobs": [-0.5, 0], "tokens": [*words]}
+    choice = {"index": 0, "text": "".join(words), "logprobs": {**listed, "top_logprobs": tops}}
+    return json.dumps({"choices": [choice]}, ensure_ascii=False).encode()
+
+
+def call_piece(arguments: str, index: int = 0, **more: Any) -> bytes:
+    call = {"index": index, **more, "function": {"arguments": arguments}}
+    return json.dumps({"choices": [{"index": 0, "delta": {"tool_calls": [call]}}]}).encode()
+
+
+CALL = b'{"index":0,"function":{"arguments":"x"}}'
+TWO_CALLS = b'{"choices":[{"delta":{"tool_calls":[%b,%b]}}]}' % (CALL, CALL)
 STREAMS = {  # the reads, and how many of them are no repetition
     "words": ([event(text(word)) for word in WORDS * 9], 1),
     "words, sizes in capitals": (
@@ -259,7 +288,29 @@ STREAMS = {  # the reads, and how many of them are no repetition
     "every chunk its own": ([event(text("a", obfuscation="x" * n)) for n in range(100)], 100),
     "two pieces of a choice in a chunk": ([event(TWO_PIECES)] * 30, 30),
     "padded sizes": ([b"0" + event(text("a"))] * 30, 30),
-    "log-probabilities": ([event(LOGPROBS)] * 30, 30),
+    "log-probabilities": ([event(chat_logprobs(word)) for word in WORDS * 9], 1),
+    "log-probabilities of completions": (
+        [event(completion_logprobs(n, word)) for n, word in enumerate(WORDS * 9)],
+        1,
+    ),
+    "log-probabilities of two tokens in some chunks": (
+        [event(chat_logprobs("a", 1 + (n % 20 == 19))) for n in range(100)],
+        1 + 5 + 4,  # and the first one after each of them
+    ),
+    "log-probabilities and a running total": (
+        [event(chat_logprobs("a", usage={"completion_tokens": n})) for n in range(1, 100)],
+        1,
+    ),
+    "log-probabilities without tokens": (
+        [event(with_logprobs(word, {"content": []})) for word in WORDS * 9],
+        1,
+    ),
+    "a tool call": ([event(call_piece(word)) for word in WORDS * 9], 1),
+    "two tool calls": (
+        [event(call_piece(word, n // 50)) for n, word in enumerate(WORDS * 9)],
+        2,
+    ),
+    "two tool calls in a chunk": ([event(TWO_CALLS)] * 30, 30),
 }
 
 
@@ -267,6 +318,61 @@ STREAMS = {  # the reads, and how many of them are no repetition
 def test_only_what_is_no_repetition_is_parsed(stream: str, monkeypatch: pytest.MonkeyPatch) -> None:
     reads, expected = STREAMS[stream]
     assert parsed(reads, monkeypatch) == expected
+
+
+def test_tokens_that_logprobs_list_are_counted_of_chunks_that_match_too() -> None:
+    sizes = [1] * 20 + [3] * 20 + [1, 2] * 5
+    exchange = check_alike(whole([chat_logprobs("a", tokens=size) for size in sizes]))
+    assert exchange.record.chunk_tokens == sizes
+    assert (exchange.record.output_tokens, exchange.record.token_source) == (95, "logprobs")
+
+
+def test_arguments_of_calls_that_match_are_kept_for_the_next_turn() -> None:
+    pieces = ['{"city', '": "', 'Köln"', ', "n\\n', '": [1, 2', "]}"]
+    events = [call_piece("", 0, id="c1", type="function"), *(call_piece(p) for p in pieces)]
+    events += [call_piece(p, 1, id="c2") for p in pieces]  # some servers repeat the id
+    events += [text("and"), call_piece("x", 1)]
+    exchange = check_alike(whole(events))
+    arguments = [call.arguments for call in exchange.content().calls]
+    joined = "".join(pieces)
+    assert arguments == [joined, json.dumps({"arguments": joined + "x"})]
+    assert exchange.record.output_tokens == len(events)
+
+
+def test_an_answer_that_turns_out_to_be_thinking_begins_anew_with_a_call() -> None:
+    events = [text("hm"), *map(call_piece, "abc"), text("</think>"), *map(call_piece, "abc")]
+    record = check_alike(whole(events)).record
+    assert record.first_answer_ns == 7_000_000  # the sixth event, after the head
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=8,
+)
+LISTED = st.fixed_dictionaries(
+    {},
+    optional={
+        "content": st.lists(st.dictionaries(st.text(max_size=3), VALUES), max_size=3) | VALUES,
+        "tokens": st.lists(st.text(max_size=3), max_size=3) | VALUES,
+        "more": VALUES,
+    },
+)
+
+
+@settings(max_examples=often(100, 1000), deadline=None)
+@given(data=st.data())
+def test_log_probabilities_of_any_form_say_the_same_as_parsed(data: st.DataObject) -> None:
+    """Valid JSON or not: a character of some is replaced, dropped or doubled."""
+    events = []
+    for listed in data.draw(st.lists(LISTED, min_size=2, max_size=6)):
+        body = with_logprobs("a", listed)
+        if data.draw(st.integers(0, 3)) == 0:
+            at = data.draw(st.integers(body.index(b"logprobs"), len(body) - 1))
+            other = data.draw(st.sampled_from([b"", b'"', b"\\", b"0", b"]", b"{", b",", b"\xff"]))
+            body = body[:at] + other + body[at + data.draw(st.integers(0, 1)) :]
+        events += [chat_logprobs("b"), body, body]
+    check_alike(whole(events))
 
 
 def messages(number: int) -> tuple[str, dict[str, Any]]:
@@ -317,10 +423,10 @@ def matched(template: ChunkTemplate, data: bytes, total: int = 0) -> bytes | Non
     return texts[0] if texts else None
 
 
-def content_of(data: bytes) -> tuple[Kind, str, int | None] | None:
+def content_of(data: bytes) -> ChunkContent | None:
     value = json.loads(data)
     total = value.get("usage", {}).get("completion_tokens")
-    return "answer", value["choices"][0]["delta"]["content"], total
+    return ChunkContent("answer", value["choices"][0]["delta"]["content"], total)
 
 
 @pytest.mark.parametrize(
