@@ -1,4 +1,4 @@
-"""How many rounds of an A/B would decide what this one leaves open."""
+"""Work out how many rounds of an A/B would decide what this one leaves open."""
 
 import math
 

@@ -1,11 +1,13 @@
 """Match chunks that differ from the first one only in their text, without parsing them.
 
 A server writes the chunks of an answer from one template. Only the text differs (or the piece of a
-tool call's arguments) and, where they are sent, running totals and log-probabilities. So a template is learned from a fully parsed chunk,
-and compiled code (``_hot_path.c``) takes the chunks that match it. Without it all are parsed.
+tool call's arguments) and, where they are sent, running totals and log-probabilities. So a
+template is learned from a fully parsed chunk, and compiled code (``_hot_path.c``) takes the chunks
+that match it. Without it all are parsed.
 
 A template is proved when it is learned: the chunk with another text, a larger total and one more
-token in its log-probabilities filled in has to decode to just these. Texts with an escape that may hide a thinking tag are parsed.
+token in its log-probabilities filled in has to decode to just these. Texts with an escape that
+may hide a thinking tag are parsed.
 """
 
 import json

@@ -32,8 +32,9 @@ def judge_so_far(
     """Return the stage judged so far, or None if there is nothing to judge yet.
 
     A request in flight has no record, so SLOs are judged by what was due before the oldest of
-    them; not at all while nothing ends any more, for before that all went well. The steady state is judged by ages too, without the last third of the time, because the
-    age of a young request shows nothing.
+    them; not at all while nothing ends any more, for before that all went well. The steady state
+    is judged by ages too, without the last third of the time, because the age of a young request
+    shows nothing.
     """
     now_ns = time.monotonic_ns()
     writer.wait()
