@@ -5,8 +5,8 @@ from typing import Any
 
 from ampacity.cli import options as o
 
-# three short stages up to saturation leave most of the time for loads near the limit
-PRESET, WORKLOAD, DURATION, START_RPS = "demo", "chat-short", "8s", 70.0
+# short stages up to saturation leave most of the time for loads near the limit
+PRESET, WORKLOAD, DURATION, START_RPS = "demo", "chat-short", "8s", 90.0
 MAX_DURATION_S = 100.0  # with the waits for answers after each stage
 SLOS = ["ttft_p95=250ms", "itl_p99=100ms"]
 
