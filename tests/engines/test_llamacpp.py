@@ -273,7 +273,7 @@ def test_a_server_that_dies_in_mid_run_leaves_a_row_for_every_request(
         "run", "URL --rates 30 --duration 3s --input-tokens 40 --output-tokens 400 --out", out
     )
     with serve_llamacpp(tiny_model, tmp_path / "log") as engine:
-        command[2] = engine.url
+        command[command.index("URL")] = engine.url
         with subprocess.Popen(
             command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
         ) as tool:
