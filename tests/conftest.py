@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import gc
 import os
 import shutil
 import sys
@@ -10,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import typer.main
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
@@ -26,6 +29,11 @@ settings.register_profile(
 )
 os.environ.pop("COLUMNS", None)  # xdist sets it for its workers: it would cut tables
 settings.load_profile("busy")  # a machine that does other work fails no property test
+# kept bytecode: else every process that a test starts compiles this package, half a second
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+# the command line is built once for all calls in this process: building it takes 40 ms
+typer.main.get_command = functools.cache(typer.main.get_command)
 
 CHROMIUM = next(
     (p for n in ("chromium", "chromium-browser", "google-chrome") if (p := shutil.which(n))), None
@@ -38,15 +46,21 @@ ARGUMENTS = args_of(
 
 @pytest.hookimpl(optionalhook=True)  # of xdist
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
-    """Three processes for two cores, as many tests wait for a server; a core each in real time."""
+    """Two processes a core, as many tests wait for a server; one in real time."""
     together = config.option.markexpr == "not real_time"
-    return (os.cpu_count() or 1) * 3 // 2 if together else None
+    return (os.cpu_count() or 1) * 2 if together else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the files of slow tests, so that no process ends long after the others."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
+
+
+def pytest_collection_finish() -> None:
+    """Leave what lasts until the end out of every collection of garbage."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
@@ -78,12 +92,14 @@ def cli(ampacity: Callable[..., object], capfd: pytest.CaptureFixture[str]) -> C
 @pytest.fixture(autouse=True)
 def quickly(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Draw empty pictures, which saves 1.5 s a report, where a test is not about them; repeat no
-    stage because this machine was busy, where a test is not about time."""
+    stage because this machine was busy, and collect no garbage before a stage (0.1 s, with all that
+    the tests keep), where a test is not about time."""
     marked = request.node.get_closest_marker
     if marked("draws") is None:
         monkeypatch.setattr("ampacity.reports.charts.svg._DRAW", QUICK_DRAW)
     if marked("real_time") is None:
         monkeypatch.setattr("ampacity.experiments.stages.rig.REPEATS_MAX", 0)
+        monkeypatch.setattr("ampacity.loadgen.audit.StageWatch.entered", 1)
 
 
 @pytest.fixture

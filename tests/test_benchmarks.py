@@ -4,7 +4,6 @@ command line.
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from benchmarks.load.clients import Load, ampacity, read_run  # noqa: E402
 from benchmarks.load.matching import DoctorResult, compare, load_seen_by_server  # noqa: E402
 from benchmarks.load.mock import Served, mock_server, read_truth, unavailable  # noqa: E402
 from benchmarks.studies.search_cost import QUEUE, brackets, put_at, search_server  # noqa: E402
+from tests.support.args import COMMAND  # noqa: E402
 
 needs_mock = pytest.mark.skipif(unavailable() is not None, reason=unavailable() or "")
 MS = 1_000_000
@@ -92,10 +92,9 @@ def test_two_workers_carry_what_their_cpu_leaves_of_the_core() -> None:
 def test_every_scheduled_request_arrives_once_and_tokens_agree(tmp_path: Path) -> None:
     load = Load(rate_rps=20, duration_s=2, output_tokens=24)
     out = tmp_path / "run"
-    start = [sys.executable, "-c", "from ampacity.cli import main; main()"]
     with mock_server(ttft_ms=50, itl_ms=10) as mock:
         done = subprocess.run(
-            ampacity(start).command(mock.url, load, out),
+            ampacity(COMMAND).command(mock.url, load, out),
             capture_output=True,
             text=True,
             timeout=100,

@@ -5,7 +5,6 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import yaml
 
 from ampacity.cli.app import app
 from ampacity.simulator.server.launch import Started
+from tests.support.args import COMMAND
 
 ROOT = Path(__file__).parents[2]
 
@@ -31,7 +31,7 @@ if [ "$1" = run ]; then
   shift 4
   set -- predict --preset linear:0.01,0 $(echo "$@" | sed 's/--workload chat/--input-tokens 10 --output-tokens 20/')
 fi
-exec {python} -m ampacity "$@"
+exec {command} "$@"
 """
 
 
@@ -54,7 +54,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("ci")
     (folder / "bin").mkdir()
     shim = folder / "bin" / "ampacity"
-    shim.write_text(SHIM.format(python=sys.executable))
+    shim.write_text(SHIM.format(command=shlex.join(COMMAND)))
     shim.chmod(0o755)
     measure = next(
         s["run"] for s in _job(_block("yaml"), "gate")["steps"] if s.get("name") == "measure"
@@ -150,7 +150,7 @@ def test_shell_example_of_a_check_on_a_simulated_server(tmp_path: Path, server: 
     """At ten times its rate, which decides in a tenth of the time."""
     shim = tmp_path / "bin" / "ampacity"
     shim.parent.mkdir()
-    shim.write_text(f'#!/bin/sh\nexec {sys.executable} -m ampacity "$@"\n')
+    shim.write_text(f'#!/bin/sh\nexec {shlex.join(COMMAND)} "$@"\n')
     shim.chmod(0o755)
     script = _block("sh", 1).replace("--slo", "--workload chat-short --slo")
     script = script.replace("--rates 5 ", "--rates 50 ")

@@ -369,7 +369,6 @@ def test_a_flag_beats_the_run_file_even_with_the_default_value(
     assert (seen["api"], seen["seed"], seen["tp"], seen["rates"]) == ("chat", 1, 1, 3)
 
 
-@pytest.mark.real_time
 def test_records_reach_the_disk_within_a_second(tmp_path: Path) -> None:
     """A kill takes a second's records at most, also from a slow endpoint."""
     with model_server(lambda handler, _: stream(handler, TOKEN, LAST)) as url:

@@ -3,7 +3,6 @@
 import json
 import re
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from tests.engines.relay import Relay, WireRequest
-from tests.support.args import args_of
+from tests.support.args import COMMAND, args_of
 
 RUN_LIMIT_S = 100.0
 
@@ -54,8 +53,8 @@ def _object(path: Path) -> dict[str, Any]:
 
 
 def ampacity_command(*args: object) -> list[str]:
-    """The console script beside this interpreter, as a user calls it."""
-    return [str(Path(sys.executable).with_name("ampacity")), *args_of(*args)]
+    """The command line as a process of its own."""
+    return [*COMMAND, *args_of(*args)]
 
 
 def ampacity(

@@ -22,8 +22,6 @@ from tests.engines.command import RUN_LIMIT_S, Run, ampacity, ampacity_command, 
 from tests.engines.engine import MEAN_LENGTH_TOKENS, Engine, serve_llamacpp
 from tests.engines.relay import Relay
 
-pytestmark = pytest.mark.real_time  # needs the machine to itself
-
 OUTPUT_CAP_TOKENS = 24
 INPUT_CAP_TOKENS = 128
 
@@ -101,6 +99,7 @@ def trace_rows(request: pytest.FixtureRequest) -> Rows:
     return request.getfixturevalue("azure_rows") if request.param == "azure" else synthetic_rows()
 
 
+@pytest.mark.real_time  # needs the machine to itself
 def test_trace_replay_keeps_the_times_and_counts_of_every_row(
     llamacpp: Engine, trace_rows: Rows, tmp_path: Path
 ) -> None:
@@ -178,6 +177,7 @@ def test_other_code_gets_the_same_usage_under_any_name_of_the_model(
         assert usages[0]["completion_tokens"] == row["output_tokens"] == 9
 
 
+@pytest.mark.slow
 def test_nothing_is_lost_where_the_server_closes_connections_unannounced(
     llamacpp: Engine, tmp_path: Path
 ) -> None:
@@ -235,6 +235,7 @@ def test_natural_ends_are_counted_as_the_server_counts_them(
     assert abs(tokens.mean() - MEAN_LENGTH_TOKENS) < 4 * error
 
 
+@pytest.mark.real_time  # needs the machine to itself
 def test_closed_loop_sweep_prints_json_alone(llamacpp: Engine, tmp_path: Path) -> None:
     run = ampacity(
         tmp_path / "run",
@@ -263,6 +264,7 @@ def _requests_in_service(engine: Engine) -> float:
     return float(re.search(r"^llamacpp:requests_processing (\S+)", text, re.M)[1])
 
 
+@pytest.mark.real_time  # needs the machine to itself
 def test_a_server_that_dies_in_mid_run_leaves_a_row_for_every_request(
     llamacpp: Engine, tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -271,7 +273,7 @@ def test_a_server_that_dies_in_mid_run_leaves_a_row_for_every_request(
         "run", "URL --rates 30 --duration 3s --input-tokens 40 --output-tokens 400 --out", out
     )
     with serve_llamacpp(tiny_model, tmp_path / "log") as engine:
-        command[2] = engine.url
+        command[command.index("URL")] = engine.url
         with subprocess.Popen(
             command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
         ) as tool:

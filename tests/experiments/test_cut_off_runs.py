@@ -46,6 +46,7 @@ def as_scheduled() -> dict[tuple[int, int], tuple[int, int, int]]:
     return {(0, k): (*both, 1) for k, both in enumerate(lengths)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "workers", "status"),
     [
@@ -56,14 +57,13 @@ def as_scheduled() -> dict[tuple[int, int], tuple[int, int, int]]:
     ],
     ids=["kill", "kill with workers", "SIGTERM", "SIGHUP"],
 )
-@pytest.mark.real_time
 @pytest.mark.skipif(sys.platform != "linux", reason="finds the workers in /proc")
 def test_a_run_that_is_cut_off_goes_on_with_the_same_requests(
     how: signal.Signals, workers: int, status: int, server: Started, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
     process = kills.start("run", server.url, *LOAD, "--workers", workers, "--out", run)
-    kills.wait_for_stage(run, random.Random(f"{how}{workers}").uniform(1.0, 3.5))
+    kills.wait_for_stage(run, random.Random(f"{how}{workers}").uniform(1.0, 2.5))
     if how == signal.SIGKILL:
         killed_ns = kills.kill(process)
     else:
@@ -97,7 +97,6 @@ class HangsFrom(FaultServer):
         return await super()._answer(call)
 
 
-@pytest.mark.real_time
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_kill_while_the_server_hangs_keeps_what_was_sent(workers: int, tmp_path: Path) -> None:
     """What the server let hang is judged as a Ctrl-C's: by its time so far, as a minimum."""
@@ -132,7 +131,6 @@ def noted(run: Path) -> int:
     return load_run(run).requests.num_rows - 10
 
 
-@pytest.mark.real_time
 @pytest.mark.skipif(sys.platform != "linux", reason="a limit on the size of files")
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_run_whose_disk_is_full_goes_on_once_there_is_room(
@@ -154,7 +152,6 @@ def test_a_run_whose_disk_is_full_goes_on_once_there_is_room(
     assert kills.planned(run) == as_scheduled()
 
 
-@pytest.mark.real_time
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 def test_a_client_that_is_suspended_is_no_finding(server: Started, tmp_path: Path) -> None:
     run = tmp_path / "run"
@@ -170,7 +167,6 @@ def test_a_client_that_is_suspended_is_no_finding(server: Started, tmp_path: Pat
     assert len(found["stages"]) > 1
 
 
-@pytest.mark.real_time
 @pytest.mark.skipif(sys.platform == "win32", reason="a folder that is in use cannot be removed")
 def test_a_run_whose_folder_is_removed_ends_in_one_line(server: Started, tmp_path: Path) -> None:
     run = tmp_path / "run"
@@ -183,7 +179,6 @@ def test_a_run_whose_folder_is_removed_ends_in_one_line(server: Started, tmp_pat
     assert err == f"ampacity: {run / 'requests.arrows'} was removed\n"
 
 
-@pytest.mark.real_time
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux only")
 def test_few_descriptors_are_enough_and_a_full_stdout_hides_nothing(
     server: Started, tmp_path: Path

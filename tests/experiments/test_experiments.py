@@ -120,7 +120,6 @@ def test_a_run_file_with_a_ramp(server: Started, tmp_path: Path) -> None:
     assert stage["requests"] + stage["window"]["warmup_requests"] == len(played)
 
 
-@pytest.mark.real_time
 def test_ctrl_c_in_the_middle_of_a_stage(server: Started, tmp_path: Path) -> None:
     run = tmp_path / "run"
     process = start(
@@ -145,7 +144,6 @@ def test_ctrl_c_in_the_middle_of_a_stage(server: Started, tmp_path: Path) -> Non
     assert out.splitlines()[-1] == str(run)
 
 
-@pytest.mark.real_time
 def test_report_after_a_kill(cli: Cli, server: Started, tmp_path: Path) -> None:
     run = tmp_path / "run"
     process = start(

@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -34,7 +33,7 @@ from ampacity.reports.pages.screen import render_screen
 from ampacity.simulator.models.hardware import find_deployment
 from ampacity.simulator.server.launch import start_in_process
 from ampacity.workloads.schedule import endless_schedule
-from tests.support.args import Command
+from tests.support.args import COMMAND, Command
 from tests.support.servers.fault_server import FaultServer
 from tests.support.waiting import wait_until
 
@@ -157,7 +156,7 @@ def test_a_soak_that_is_ended_is_reported_and_goes_on(
     with FaultServer(gap_s=0.01) as server:
         load = "--rps 30 --duration 3s --window 1s --input-tokens 9 --output-tokens 4 --seed 2"
         process = subprocess.Popen(
-            [sys.executable, "-m", "ampacity", *f"soak {server.url} {load} --out".split(), run],
+            [*COMMAND, *f"soak {server.url} {load} --out".split(), run],
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
@@ -211,7 +210,7 @@ def test_a_kill_while_two_windows_are_in_flight_loses_no_request(
     with FaultServer(gap_s=0.4) as server:
         load = f"--rps 30 --duration 4s --window 1s --input-tokens 9 {lengths} --seed 2"
         process = subprocess.Popen(
-            [sys.executable, "-m", "ampacity", *f"soak {server.url} {load} --out".split(), run],
+            [*COMMAND, *f"soak {server.url} {load} --out".split(), run],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )

@@ -22,7 +22,7 @@ from ampacity.loadgen.rundir.files import RunDirError, load_run
 from ampacity.loadgen.rundir.records import SCHEMA
 from ampacity.workloads.errors import WorkloadError
 from ampacity.workloads.traces.read import read_trace
-from tests.support.args import args_of
+from tests.support.args import COMMAND, args_of
 from tests.support.processes.command_lines import Ended, run_all
 
 URL = "http://127.0.0.1:9/v1 --model m"
@@ -55,7 +55,7 @@ READERS = {  # command lines that read FILE; RUN is a good run directory
 def good_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("good") / "run"
     words = args_of(PREDICT, "--duration 5s --quiet --out", run)
-    subprocess.run([sys.executable, "-m", "ampacity", *words], check=True, capture_output=True)
+    subprocess.run([*COMMAND, *words], check=True, capture_output=True)
     return run
 
 

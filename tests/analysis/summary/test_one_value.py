@@ -22,6 +22,7 @@ from ampacity.reports.charts.curves import latency_by_rate
 from ampacity.reports.pages.run_report import render_report
 from ampacity.reports.render.figures import percentile_text, seconds
 from ampacity.reports.render.tables import percentile_table, slo_table, stages_table
+from tests.support.args import COMMAND
 from tests.support.contract import struct_of, summarise
 from tests.support.sample_summary import open_sweep
 from tests.support.synthetic import Stage, make_run, request
@@ -76,7 +77,7 @@ def test_a_p99_of_unknown_upper_end_is_marked_wherever_it_is_shown() -> None:
 def test_no_encoding_of_stdout_ends_a_report(encoding: str, tmp_path: Path) -> None:
     stages = [Stage([request(i, i * 0.1) for i in range(400)], 40.0, offered_rps=10.0)]
     make_run(tmp_path / "run", stages, ["ttft_p99=1s"], warmup_requests=0)
-    words = [sys.executable, "-m", "ampacity", "report", str(tmp_path / "run")]
+    words = [*COMMAND, "report", str(tmp_path / "run")]
     done = subprocess.run(
         words, check=False, capture_output=True, env={**os.environ, "PYTHONIOENCODING": encoding}
     )

@@ -1,9 +1,11 @@
 """``ampacity size``: thirteen steps from a run, against the engine that the run came from."""
 
+import functools
 import json
 import math
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,9 +23,10 @@ from ampacity.analysis.decision.plan import Plan
 from ampacity.analysis.decision.roofline import Instance, Point, use_of
 from ampacity.analysis.decision.steps import thirteen_steps
 from ampacity.analysis.decision.tiers import TierPlan
-from ampacity.analysis.slo import parse_slos
+from ampacity.analysis.slo import Slo, parse_slos
 from ampacity.analysis.summary import summarise
 from ampacity.cli import main
+from ampacity.experiments.sizing import read_judged
 from ampacity.loadgen.rundir.files import load_run
 from ampacity.reports.pages.findings import usable_rate
 from ampacity.reports.pages.plan import rate_text
@@ -87,6 +90,20 @@ def test_mbu_is_the_share_of_the_bandwidth_that_the_engine_used(
     shape = plain_model(LLAMA3_8B.parameters, 32, 8, 128, heads=32)
     point = Point(Range(tokens_per_s), float(np.nanmean(outcome.tpot_s)), inputs, outputs)
     assert use_of(Instance(shape, card), point).mbu.value == pytest.approx(known, rel=0.05)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def judged_once() -> Iterator[None]:
+    """Read and judge each run once, a second, for all the commands that size it."""
+    kept = functools.cache(lambda path, slos, written_ns: read_judged(path, slos))
+
+    def judged(path: Path, slos: Sequence[Slo]) -> Any:
+        meta = path / "run.json"
+        return kept(path.resolve(), tuple(slos), meta.stat().st_mtime_ns if meta.exists() else 0)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("ampacity.experiments.decide.read_judged", judged)
+        yield
 
 
 LOAD = {"input_tokens": 500, "output_tokens": 100, "slo": ["ttft_p95=300ms"]}
@@ -421,6 +438,7 @@ def test_plan_asks_another_slo_of_the_same_records(
     assert capsys.readouterr().err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_capacity_in_the_knee_region_is_named(
     tmp_path: Path, ampacity: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -26,6 +26,7 @@ from tests.support.args import Command, args_of
 from tests.support.contract import summarise
 
 
+@pytest.mark.slow
 def test_finds_the_capacity_of_the_batching_server(tmp_path: Path, command: Command) -> None:
     """Step time 10 ms + 1 ms × b, 16 slots, 100 tokens: saturates at 1/(100 (0.01/16 + 0.001)) =
     6.154 requests/s."""

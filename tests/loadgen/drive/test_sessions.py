@@ -39,8 +39,6 @@ from tests.streams.playing import json_response
 from tests.support.servers.fault_server import FaultServer
 from tests.support.stage_driving import Driven, on_loop, requests_to
 
-pytestmark = pytest.mark.real_time  # needs the machine to itself
-
 FAULTY = tuple(
     RequestClass(fault, 1.0, Fixed(1), Fixed(1), headers=(("X-Fault", fault),))
     for fault in ("ok", "error_event", "stall")

@@ -22,7 +22,7 @@ from tests.support.processes.ray_cluster import actors, add_node, ray_cluster
 from tests.support.servers.http_server import http_server, reply
 from tests.support.waiting import wait_until
 
-pytestmark = [pytest.mark.real_time, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 KEY = "sk-4f9bd1c27ae85036aa19"
 SHORT = "--workload chat-short --seed 7 --salt s"
 PLANNED = ["request_id", "stage", "attempt", "class", "session_id", "turn"]

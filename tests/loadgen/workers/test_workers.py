@@ -34,8 +34,6 @@ from ampacity.workloads.profile import Workload, load_workload
 from ampacity.workloads.schedule import Schedule, closed_schedule, open_schedule
 from ampacity.workloads.sessions import Sessions
 
-pytestmark = pytest.mark.real_time  # needs the machine to itself
-
 
 def setup_for(server: Started) -> Setup:
     endpoint = parse_endpoint(server.url)

@@ -280,6 +280,7 @@ def test_azure_code_is_on_and_off() -> None:
     assert profile["measured"]["arrivals"]["processes"][1]["process"] == "gamma:cv=13.2"
 
 
+@pytest.mark.slow
 # a draw that lies behind the last whole day
 @example(gaps=[30.0, 1e7, 0.0, 0.0, 61.0], n=100, seed=3)
 @settings(max_examples=often(6, 15), deadline=None)

@@ -9,6 +9,7 @@ import pytest
 from benchmarks.workloads.replay_sessions import chosen, replay, replay_virtually
 
 
+@pytest.mark.slow
 def test_two_hundred_sessions_are_replayed_turn_for_turn(tmp_path: Path) -> None:
     """With every pause as recorded, 16 sessions at once: by the trace's own counts 93.174 % of the
     tokens are those of the turn before, in blocks of 64."""
@@ -23,7 +24,6 @@ def test_two_hundred_sessions_are_replayed_turn_for_turn(tmp_path: Path) -> None
     assert found["in_order"]
 
 
-@pytest.mark.real_time  # needs the machine to itself
 def test_recorded_sessions_are_replayed_turn_for_turn(tmp_path: Path) -> None:
     held = chosen(6, 16_000)
     found = replay(held, users=6, max_think_s=0.05, folder=tmp_path)
