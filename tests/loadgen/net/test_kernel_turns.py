@@ -59,8 +59,8 @@ def test_reading_makes_way_for_a_request_that_is_due_and_goes_on_behind_it() -> 
     assert [sum(len(data) for _, data in sink.reads) for sink in sinks] == [5] * 64
 
 
-def test_a_turn_is_as_long_as_48_reads_take_from_2_to_4_ms() -> None:
-    """24 reads in 2 ms are 48 in 4 ms, and 64 in 4 ms are 48 in 3 ms; parts of a turn count together."""
+def test_a_turn_is_as_long_as_96_reads_take_from_2_to_4_ms() -> None:
+    """48 reads in 2 ms are 96 in 4 ms, and 128 in 4 ms are 96 in 3 ms; parts of a turn count together."""
 
     async def main() -> list[int]:
         reader = KernelReader(date_by_kernel=True, on_delay=lambda _: None)
@@ -73,7 +73,7 @@ def test_a_turn_is_as_long_as_48_reads_take_from_2_to_4_ms() -> None:
             return reads[0]
 
         reader.turn = turn  # type: ignore[method-assign]
-        for reads[0] in (48, 24, 48, 63, 16, 16, READS_MAX, 80 - READS_MAX, 4):
+        for reads[0] in (96, 48, 96, 126, 32, 32, READS_MAX, 160 - READS_MAX, 8):
             reader._on_time()
         reader._turn_max_ns = TURN_NS
         reader._on_time()
@@ -83,8 +83,8 @@ def test_a_turn_is_as_long_as_48_reads_take_from_2_to_4_ms() -> None:
 
     ms = 1_000_000
     assert on_loop("asyncio", main()) == [
-        *(2 * ms, 4 * ms, 4 * ms, 4 * ms * 48 // 63, 4 * ms, 4 * ms),
-        4 * ms * 48 // 80,  # of 64 and 16
+        *(2 * ms, 4 * ms, 4 * ms, 4 * ms * 96 // 126, 4 * ms, 4 * ms),
+        4 * ms * 96 // 160,  # of 64 and 96
         *(4 * ms, TURN_NS),
     ]
 
