@@ -10,20 +10,19 @@ def read_handler(
     before: bytes,
     fixed: tuple[bytes, ...],
     gaps: tuple[int | None, ...],
-    listed: int,
     marks: tuple[bytes, ...],
     add_time: Callable[[int], None],
-    add_total: Callable[[int], None] | None,
+    add_count: Callable[[int], None] | None,
     add_text: Callable[[bytes], None] | None,
     fallback: ReadHandler,
     total: int,
     /,
 ) -> ReadHandler:
-    """Return a handler that records time, running total and text of the chunks of a template.
+    """Return a handler that records time, token count and text of the chunks of a template.
 
     ``before`` lies between the size line and the text, as JSON writes it, without any of
     ``marks``. After it comes ``fixed``, and between its pieces the running total + each of
-    ``gaps``, more than ``total``, or where the gap is None log-probabilities of ``listed`` tokens.
+    ``gaps``, more than ``total``, or where the gap is None log-probabilities, whose tokens are counted.
     What does not match goes to ``fallback``.
     """
 

@@ -181,26 +181,33 @@ static const char *after_tokens(const char *at, const char *end, char first, Py_
     return at + 1;
 }
 
-/* Return the end of the log-probabilities at ``at``: an object that lists its tokens as "content",
-   objects, or "tokens", strings, once. */
+/* Return the end of the log-probabilities at ``at``: an object that lists its tokens, at least one,
+   as "content", objects, or "tokens", strings. */
 static const char *after_logprobs(const char *at, const char *end, Py_ssize_t *tokens)
 {
+    int seen = 0;
     if (at >= end || *at != '{')
         return NULL;
     do {
         const char *key = after_space(at + 1, end);
         if ((at = after_key(key, end)) == NULL)
             return NULL;
-        int as_objects = after_word("\"content\"", key, end) != NULL;
-        int lists = as_objects || after_word("\"tokens\"", key, end) != NULL;
-        if (lists && (*tokens || at >= end || *at != '['))
+        int list = after_word("\"content\"", key, end)  ? 1
+                   : after_word("\"tokens\"", key, end) ? 2
+                                                        : 0;
+        if (list & seen)                                    /* the parser takes the last */
             return NULL;
-        at = lists ? after_tokens(at, end, as_objects ? '{' : '"', tokens)
-                   : after_value(at, end, 1);
+        seen |= list;
+        if (!list || after_word("null", at, end))
+            at = after_value(at, end, 1);
+        else if (*tokens || at >= end || *at != '[')
+            return NULL;
+        else
+            at = after_tokens(at, end, list == 1 ? '{' : '"', tokens);
         if ((at = after_item(at, end, '}')) == NULL)
             return NULL;
     } while (*at != '}');
-    return at + 1;
+    return *tokens ? at + 1 : NULL;
 }
 
 #endif

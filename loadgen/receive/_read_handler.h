@@ -19,10 +19,10 @@ typedef struct {
     PyObject *before;       /* bytes of an event before its text */
     PyObject *fixed, *gaps; /* tuples: the bytes after the text, and what is between them: the
                                running totals, less the first one, or None: log-probabilities */
-    Py_ssize_t listed;      /* how many tokens these list */
     PyObject *marks;        /* tuple of bytes: a text that holds one is parsed */
     PyObject *add_time;     /* called with the time of the read of each matching chunk */
-    PyObject *add_total;    /* NULL, or called with its running total, where there are ``gaps`` */
+    PyObject *add_count;    /* NULL, or called with its running total, or else the number of tokens
+                               in its log-probabilities, where there are ``gaps`` */
     PyObject *add_text;     /* NULL, or called with its text as written in JSON */
     PyObject *fallback;     /* called with time and bytes of all that does not match */
     long long total;        /* the latest running total of tokens */
@@ -35,6 +35,7 @@ typedef struct {
     const char *text;
     Py_ssize_t text_bytes;
     long long total;
+    Py_ssize_t listed;
 } Chunk;
 
 /* Return the end of a JSON string's text; NULL if it is empty or has to be parsed. */
@@ -90,18 +91,17 @@ static Py_ssize_t match(ReadHandler *self, const char *read, Py_ssize_t length, 
         || (at = end_of_text(self, at, end)) == NULL)
         return 0;
     chunk->text_bytes = at - chunk->text;
-    chunk->total = 0;
+    chunk->total = chunk->listed = 0;
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(self->fixed); i++) {
         if ((at = after_bytes(PyTuple_GET_ITEM(self->fixed, i), at, end)) == NULL)
             return 0;
         if (i < PyTuple_GET_SIZE(self->gaps)) {
             PyObject *gap = PyTuple_GET_ITEM(self->gaps, i);
-            Py_ssize_t listed = 0;
             if (gap == Py_None)
-                at = after_logprobs(at, end, &listed);
+                at = after_logprobs(at, end, &chunk->listed);
             else
                 at = after_total(self, PyLong_AsLongLong(gap), at, end, &chunk->total);
-            if (at == NULL || (gap == Py_None && listed != self->listed))
+            if (at == NULL)
                 return 0;
         }
     }
@@ -129,8 +129,9 @@ static Py_ssize_t handle(ReadHandler *self, long long at_ns, const char *read, P
         if (self->add_text != NULL
             && call(self->add_text, PyBytes_FromStringAndSize(chunk.text, chunk.text_bytes)) < 0)
             return -1;
-        if (chunk.total && self->add_total != NULL
-            && call(self->add_total, PyLong_FromLongLong(chunk.total)) < 0)
+        long long count = chunk.total ? chunk.total : chunk.listed;
+        if (count && self->add_count != NULL
+            && call(self->add_count, PyLong_FromLongLong(count)) < 0)
             return -1;
         self->total = chunk.total;
         done += size;
@@ -165,7 +166,7 @@ static int handler_traverse(ReadHandler *self, visitproc visit, void *arg)
     Py_VISIT(self->gaps);
     Py_VISIT(self->marks);
     Py_VISIT(self->add_time);
-    Py_VISIT(self->add_total);
+    Py_VISIT(self->add_count);
     Py_VISIT(self->add_text);
     Py_VISIT(self->fallback);
     Py_VISIT(self->read);
@@ -177,7 +178,7 @@ static int handler_traverse(ReadHandler *self, visitproc visit, void *arg)
 static int handler_clear(ReadHandler *self)
 {
     Py_CLEAR(self->add_time);
-    Py_CLEAR(self->add_total);
+    Py_CLEAR(self->add_count);
     Py_CLEAR(self->add_text);
     Py_CLEAR(self->fallback);
     Py_CLEAR(self->read);
@@ -212,8 +213,8 @@ static PyTypeObject ReadHandlerType = {
 static PyObject *read_handler(PyObject *module, PyObject *args)
 {
     ReadHandler h = {0};
-    if (!PyArg_ParseTuple(args, "SO!O!nO!OOOOL", &h.before, &PyTuple_Type, &h.fixed, &PyTuple_Type,
-                          &h.gaps, &h.listed, &PyTuple_Type, &h.marks, &h.add_time, &h.add_total, &h.add_text,
+    if (!PyArg_ParseTuple(args, "SO!O!O!OOOOL", &h.before, &PyTuple_Type, &h.fixed, &PyTuple_Type,
+                          &h.gaps, &PyTuple_Type, &h.marks, &h.add_time, &h.add_count, &h.add_text,
                           &h.fallback, &h.total))
         return NULL;
     ReadHandler *self = (ReadHandler *)PyType_GenericAlloc(&ReadHandlerType, 0);
@@ -224,11 +225,10 @@ static PyObject *read_handler(PyObject *module, PyObject *args)
     self->gaps = Py_NewRef(h.gaps);
     self->marks = Py_NewRef(h.marks);
     self->add_time = Py_NewRef(h.add_time);
-    self->add_total = h.add_total == Py_None ? NULL : Py_NewRef(h.add_total);
+    self->add_count = h.add_count == Py_None ? NULL : Py_NewRef(h.add_count);
     self->add_text = h.add_text == Py_None ? NULL : Py_NewRef(h.add_text);
     self->fallback = Py_NewRef(h.fallback);
     self->total = h.total;
-    self->listed = h.listed;
     return (PyObject *)self;
 }
 

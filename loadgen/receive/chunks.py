@@ -80,7 +80,7 @@ def kind_and_text(choice: Choice) -> tuple[Kind, str] | None:
     content = delta.content
     if content.__class__ is str and content:  # nearly every chunk
         return "answer", content
-    if isinstance(content, list):  # Mistral's content parts
+    if isinstance(content, list) and content:  # Mistral's content parts
         return _kind_and_text_of_parts(content)
     if content or delta.refusal:
         kind: Kind = "answer"

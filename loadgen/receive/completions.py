@@ -9,7 +9,7 @@ import re
 from array import array
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -82,10 +82,11 @@ class Answer:
         self.done = False
         self.texts: list[tuple[Kind, str]] | None = None  # kept after ``keep_text``
         self.calls: CallPieces | None = None
-        # of chunks that matched since the last parsed one: their texts, if kept, and totals
+        # of chunks that matched since the last parsed one: their texts, if kept, and token counts
         self._matched: list[bytes] = []
-        self._matched_totals: list[int] = []
+        self._matched_counts: list[int] = []
         self._template: ChunkTemplate | None = None
+        self._template_choice: Any = None  # the index of its choice
         self._template_usage: Usage | None = None
         self._usage_beside_text: Usage | None = None  # in the latest chunk
         self._misses = self._missed_at = 0  # in a row, and the number of chunks at the last
@@ -102,18 +103,20 @@ class Answer:
     def read_handler(self, fallback: hot_path.ReadHandler) -> hot_path.ReadHandler | None:
         """Return a handler of reads that match the template; None where there is none."""
         template = self._template
-        if template is None or self.error:
+        if template is None or self.error or self._template_choice != self.choices.latest:
             return None
-        of_text = template.content.call is None
-        if template.content.kind == "answer" and (
+        content = template.content
+        of_text = content.call is None
+        if content.kind == "answer" and (
             self._scans_text if of_text else self.first_answer_ns is None
         ):
             return None
+        counted = content.listed is not None or self._template_usage is not None
         add_text = None if self.texts is None else self._matched.append
         counts = self.tally.chunk_counts
         return template.read_handler(
             self.chunk_at_ns.append,
-            None if self._template_usage is None else self._matched_totals.append,
+            self._matched_counts.append if counted else None,
             add_text,
             fallback,
             (counts[-1] if counts else 0) or 0,
@@ -125,21 +128,20 @@ class Answer:
         new = len(self.chunk_at_ns) - len(counts)
         if template is None or not new:  # else an old usage would replace the latest
             return
-        kind, _, _, listed, call = template.content
+        kind, _, total, _, call = template.content
         if self.texts is not None:
             texts = [decoded_text(text) for text in self._matched]
             self.texts += [(kind, text if call is None else "") for text in texts]
             if call is not None and self.calls is not None:
-                for text in texts:
-                    self.calls.add(*call, text)
+                self.calls.add_pieces(*call, texts)
             self._matched.clear()
-        usage, totals = self._template_usage, self._matched_totals
+        usage, matched = self._template_usage, self._matched_counts
         if usage is not None:
             self.tally.usage = usage
-            if totals:
-                usage.completion_tokens = totals[-1]
-        counts += totals or [listed] * new
-        totals.clear()
+            if matched and total is not None:
+                usage.completion_tokens = matched[-1]
+        counts += matched or [None] * new
+        matched.clear()
 
     def learn(self, read: bytes, new: int) -> None:
         """Learn a template from a parsed read that had ``new`` token-bearing chunks."""
@@ -152,6 +154,7 @@ class Answer:
             return
         if (found := learn(last_chunk(read), self.content_of)) is not None:
             self._template, self._template_usage = found, self._usage_beside_text
+            self._template_choice = self.choices.latest
 
     def on_event(self, at_ns: int, data: bytes) -> None:
         """Read one SSE event that was completed at ``at_ns``."""

@@ -70,17 +70,18 @@ class ChunkTemplate:
     def read_handler(
         self,
         add_time: Callable[[int], None],
-        add_total: Callable[[int], None] | None,
+        add_count: Callable[[int], None] | None,
         add_text: Callable[[bytes], None] | None,
         fallback: ReadHandler,
         total: int,
     ) -> ReadHandler:
         """Return a handler that records matching chunks and passes on all others.
 
+        ``add_count`` gets the running total, or else the number of tokens in the log-probabilities;
         ``total`` is the running total so far.
         """
-        how = self.before, self.fixed, self.gaps, self.content.listed or 0, MARKS
-        return hot_path.read_handler(*how, add_time, add_total, add_text, fallback, total)
+        how = self.before, self.fixed, self.gaps, MARKS
+        return hot_path.read_handler(*how, add_time, add_count, add_text, fallback, total)
 
 
 def last_chunk(read: bytes) -> bytes:

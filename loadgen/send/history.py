@@ -64,6 +64,11 @@ class CallPieces:
             if isinstance(piece, str) and piece:
                 self._calls[at][place] = piece if place < 2 else self._calls[at][place] + piece
 
+    def add_pieces(self, key: Any, call_id: Any, name: Any, texts: list[str]) -> None:
+        """Add pieces of the arguments of one call, at once where none of them can begin another."""
+        for text in texts if name and not call_id else ["".join(texts)]:
+            self.add(key, call_id, name, text)
+
     def add_chat(self, calls: Any) -> None:
         """Add the ``tool_calls`` of a chat's delta or message."""
         for position, call in enumerate(calls if isinstance(calls, list) else ()):

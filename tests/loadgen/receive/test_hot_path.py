@@ -138,7 +138,7 @@ def handler(
     if total is not None:
         fixed, gaps = (b'","sum":', b',"of":', b"}\n\n"), (90, 0)
     return hot_path.read_handler(
-        BEFORE, fixed, gaps, 0, MARKS, add_time, add_total, add_text, fallback, total or 0
+        BEFORE, fixed, gaps, MARKS, add_time, add_total, add_text, fallback, total or 0
     )
 
 
@@ -176,69 +176,62 @@ def test_running_totals_have_to_rise(data: bytes, chunks: int) -> None:
     assert len(others) == (data != b"".join(map(totals, found))) or b"another" in data
 
 
-LISTS = {  # log-probabilities, and whether they list one token and are passed over
-    b'{"content":[{"token":"a","logprob":-0.5}]}': True,
-    b'{ "content" : [ { } ]\t, "refusal" : null }': True,
-    b'{"tokens":["a"],"token_logprobs":[-1.5E-07,0,10.25e+3],"x":{"y":[[],{},true,false]}}': True,
-    '{"tokens":["中"],"content":null}'.encode(): False,  # an empty list is parsed
-    '{"tokens":["中"],"bytes":"\\ud83d\\ude00 \\u4e2d \\""}'.encode(): True,
-    b'{"tokens":["\xff"]}': False,
-    b'{"content":[{"token":"\xff"}]}': True,  # which the parser does not read
-    b'{"content":[{},{}]}': False,  # two tokens
-    b'{"content":[{}],"content":[{}]}': False,
-    b'{"content":[{}],"tokens":["a"]}': False,
-    b'{"content":["a"]}': False,
-    b'{"tokens":[{}]}': False,
-    b'{"content":[]}': False,
-    b"{}": False,
-    b"null": False,
-    b"[]": False,
-    b'{"content":[{}],}': False,
-    b'{"content":[{},]}': False,
-    b'{"content":[{"a":1,}]}': False,
-    b'{"content":[{"a":01}]}': False,
-    b'{"content":[{"a":1.}]}': False,
-    b'{"content":[{"a":-}]}': False,
-    b'{"content":[{"a":1e}]}': False,
-    b'{"content":[{"a":NaN}]}': False,
-    b'{"content":[{"a":tru}]}': False,
-    b'{"content":[{"a"}]}': False,
-    b'{"content":[{a:1}]}': False,
-    b'{"content":[{"a":"\x01"}]}': False,
-    b'{"content":[{"a":"\\x"}]}': False,
-    b'{"content":[{"a":"\\ud83d"}]}': False,  # half a character
-    b'{"content":[{"a":"b}]}': False,
-    b'{"content":[{"a":[1}]}': False,
-    b'{"content":[{"a":\n1}]}': False,  # a line break ends the event
-    b'{"content":[{"a":%b1%b}]}' % (b"[" * 5, b"]" * 5): True,
-    b'{"content":[{"a":%b1%b}]}' % (b"[" * 99, b"]" * 99): False,
+LISTS = {  # log-probabilities, and how many tokens they list; 0: they are parsed
+    b'{"content":[{"token":"a","logprob":-0.5}]}': 1,
+    b'{ "content" : [ { } ]\t, "refusal" : null }': 1,
+    b'{"tokens":["a"],"token_logprobs":[-1.5E-07,0,10.25e+3],"x":{"y":[[],{},true,false]}}': 1,
+    '{"tokens":["中"],"content":null}'.encode(): 1,
+    '{"tokens":["中"],"bytes":"\\ud83d\\ude00 \\u4e2d \\""}'.encode(): 1,
+    b'{"tokens":["\xff"]}': 0,
+    b'{"content":[{"token":"\xff"}]}': 1,  # which the parser does not read
+    b'{"content":[{},{}]}': 2,
+    b'{"tokens":["a","b","c"],"content":null}': 3,
+    b'{"content":[{}],"content":null}': 0,  # the parser takes the last
+    b'{"tokens":null}': 0,
+    b'{"tokens":0}': 0,
+    b'{"top_logprobs":[]}': 0,
+    b'{"content":[{}],"content":[{}]}': 0,
+    b'{"content":[{}],"tokens":["a"]}': 0,
+    b'{"content":["a"]}': 0,
+    b'{"tokens":[{}]}': 0,
+    b'{"content":[]}': 0,
+    b"{}": 0,
+    b"null": 0,
+    b"[]": 0,
+    b'{"content":[{}],}': 0,
+    b'{"content":[{},]}': 0,
+    b'{"content":[{"a":1,}]}': 0,
+    b'{"content":[{"a":01}]}': 0,
+    b'{"content":[{"a":1.}]}': 0,
+    b'{"content":[{"a":-}]}': 0,
+    b'{"content":[{"a":1e}]}': 0,
+    b'{"content":[{"a":NaN}]}': 0,
+    b'{"content":[{"a":tru}]}': 0,
+    b'{"content":[{"a"}]}': 0,
+    b'{"content":[{a:1}]}': 0,
+    b'{"content":[{"a":"\x01"}]}': 0,
+    b'{"content":[{"a":"\\x"}]}': 0,
+    b'{"content":[{"a":"\\ud83d"}]}': 0,  # half a character
+    b'{"content":[{"a":"b}]}': 0,
+    b'{"content":[{"a":[1}]}': 0,
+    b'{"content":[{"a":\n1}]}': 0,  # a line break ends the event
+    b'{"content":[{"a":%b1%b}]}' % (b"[" * 5, b"]" * 5): 1,
+    b'{"content":[{"a":%b1%b}]}' % (b"[" * 99, b"]" * 99): 0,
 }
 
 
 @compiled
 @pytest.mark.parametrize("listed", LISTS)
 def test_log_probabilities_are_passed_over_where_they_are_valid(listed: bytes) -> None:
-    fixed, others = (b'","logprobs":', b"}\n\n"), []
+    fixed, times, counts = (b'","logprobs":', b"}\n\n"), [], []
     body = BEFORE + b"a" + fixed[0] + listed + fixed[1]
-    times: list[int] = []
-    handle = hot_path.read_handler(
-        BEFORE,
-        fixed,
-        (None,),
-        1,
-        MARKS,
-        times.append,
-        None,
-        None,
-        lambda *rest: bool(others.append(rest)),
-        0,
-    )
+    add = times.append, counts.append, None
+    handle = hot_path.read_handler(BEFORE, fixed, (None,), MARKS, *add, lambda *_: True, 0)
     for end in range(len(body)):  # cut anywhere it is none, and nothing behind it is read
-        read = b"%x\r\n%b\r\n" % (end, body[:end])
-        handle(7, read)
+        handle(7, b"%x\r\n%b\r\n" % (end, body[:end]))
     assert not times
     handle(7, b"%x\r\n%b\r\n" % (len(body), body))
-    assert bool(times) is LISTS[listed]
+    assert (len(times), counts) == ((1, [LISTS[listed]]) if LISTS[listed] else (0, []))
 
 
 @compiled

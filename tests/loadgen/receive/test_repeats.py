@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ampacity.loadgen.receive import hot_path
-from ampacity.loadgen.receive.exchange import Exchange
+from ampacity.loadgen.receive.exchange import SEVERAL, Exchange
 from ampacity.loadgen.receive.templates import ChunkContent, ChunkTemplate, learn
 from ampacity.loadgen.send.protocols import Api
 from tests.streams.playing import HEAD, NAMES, http_chunk, in_pieces, new_exchange, raw
@@ -253,6 +253,15 @@ def call_piece(arguments: str, index: int = 0, **more: Any) -> bytes:
     return json.dumps({"choices": [{"index": 0, "delta": {"tool_calls": [call]}}]}).encode()
 
 
+def text_of_choice(index: int) -> bytes:
+    return json.dumps({"choices": [{"index": index, "delta": {"content": "a"}}]}).encode()
+
+
+def call_of_choice(index: int) -> bytes:
+    delta = {"tool_calls": [{"index": 0, "function": {"arguments": "a"}}]}
+    return json.dumps({"choices": [{"index": index, "delta": delta}]}).encode()
+
+
 CALL = b'{"index":0,"function":{"arguments":"x"}}'
 TWO_CALLS = b'{"choices":[{"delta":{"tool_calls":[%b,%b]}}]}' % (CALL, CALL)
 STREAMS = {  # the reads, and how many of them are no repetition
@@ -295,7 +304,7 @@ STREAMS = {  # the reads, and how many of them are no repetition
     ),
     "log-probabilities of two tokens in some chunks": (
         [event(chat_logprobs("a", 1 + (n % 20 == 19))) for n in range(100)],
-        1 + 5 + 4,  # and the first one after each of them
+        1,
     ),
     "log-probabilities and a running total": (
         [event(chat_logprobs("a", usage={"completion_tokens": n})) for n in range(1, 100)],
@@ -331,12 +340,29 @@ def test_arguments_of_calls_that_match_are_kept_for_the_next_turn() -> None:
     pieces = ['{"city', '": "', 'Köln"', ', "n\\n', '": [1, 2', "]}"]
     events = [call_piece("", 0, id="c1", type="function"), *(call_piece(p) for p in pieces)]
     events += [call_piece(p, 1, id="c2") for p in pieces]  # some servers repeat the id
+    named = call_piece("{}", 2).replace(b'"arguments"', b'"name": "f", "arguments"')
+    events += [named] * 3  # a name without an id, behind a whole call
     events += [text("and"), call_piece("x", 1)]
     exchange = check_alike(whole(events))
     arguments = [call.arguments for call in exchange.content().calls]
     joined = "".join(pieces)
-    assert arguments == [joined, json.dumps({"arguments": joined + "x"})]
+    assert arguments == [joined, json.dumps({"arguments": joined + "x"}), "{}", "{}", "{}"]
     assert exchange.record.output_tokens == len(events)
+
+
+@pytest.mark.parametrize("write", [text_of_choice, call_of_choice])
+def test_a_choice_that_comes_back_is_seen(write: Any) -> None:
+    """The chunk between teaches nothing, as its read holds a usage too."""
+    usage = b'{"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":2}}'
+    reads = [HEAD, event(write(0)), event(write(1)) + event(usage), event(write(0))]
+    record = check_alike([*reads, event(FINISH), event(b"[DONE]"), END]).record
+    assert (record.status, record.error) == ("protocol_error", SEVERAL)
+
+
+def test_calls_beside_an_empty_list_of_parts_are_tokens() -> None:
+    piece = call_piece("{}").replace(b'"tool_calls"', b'"content": [], "tool_calls"')
+    exchange = check_alike(whole([piece] * 5))
+    assert (exchange.record.status, exchange.record.output_tokens) == ("ok", 5)
 
 
 def test_an_answer_that_turns_out_to_be_thinking_begins_anew_with_a_call() -> None:
