@@ -46,9 +46,9 @@ ARGUMENTS = args_of(
 
 @pytest.hookimpl(optionalhook=True)  # of xdist
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
-    """Two processes a core, as many tests wait for a server; one in real time."""
+    """Three processes for two cores, as many tests wait for a server; a core each in real time."""
     together = config.option.markexpr == "not real_time"
-    return (os.cpu_count() or 1) * 2 if together else None
+    return (os.cpu_count() or 1) * 3 // 2 if together else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -98,6 +98,7 @@ SCENARIOS = (
     Scenario(
         "400", Load(400, 20), {**_EVERY, "client_limited": False, "ttft_error_ms_p99": 0.5}, {}
     ),
+    Scenario("700", Load(700, 10), {"client_limited": False, "arrival_late_ms_p99": 2.0}, {}),
     Scenario("beyond", Load(900, 10), {"client_limited": True}, {}),
     # 10,000 streams of 2 tokens/s: reached after 25 s, then 20,000 tokens/s
     Scenario(
