@@ -4,6 +4,7 @@ BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 INSTALLED := .venv/.installed
 INSTALLED_DEV := .venv/.installed-dev
+INSTALLED_FROM := pyproject.toml setup.py $(wildcard loadgen/receive/_*.[ch]) constraints.txt
 
 .PHONY: demo test test-long lint bytecode docs test-engines clean
 
@@ -59,10 +60,10 @@ clean:
 	  || { echo "ampacity needs Python 3.11 or newer; name one with: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 2; }
 	$(PYTHON) -m venv .venv
 
-$(INSTALLED): pyproject.toml setup.py loadgen/receive/_hot_path.c loadgen/receive/_read_handler.h loadgen/receive/_json_values.h constraints.txt | .venv
+$(INSTALLED): $(INSTALLED_FROM) | .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e . -c constraints.txt
 	@touch $@
 
-$(INSTALLED_DEV): pyproject.toml setup.py loadgen/receive/_hot_path.c loadgen/receive/_read_handler.h loadgen/receive/_json_values.h constraints.txt | .venv
+$(INSTALLED_DEV): $(INSTALLED_FROM) | .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,docs,hf]' -c constraints.txt
 	@touch $@ $(INSTALLED)

@@ -22,8 +22,8 @@ def read_handler(
 
     ``before`` lies between the size line and the text, as JSON writes it, without any of
     ``marks``. After it comes ``fixed``, and between its pieces the running total + each of
-    ``gaps``, more than ``total``, or where the gap is None log-probabilities, whose tokens are counted.
-    What does not match goes to ``fallback``.
+    ``gaps``, more than ``total``, or where the gap is None log-probabilities, whose tokens are
+    counted. What does not match goes to ``fallback``.
     """
 
 def tls_handler(
