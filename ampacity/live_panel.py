@@ -261,10 +261,10 @@ def live_line(
 ) -> str:
     """Return the live line. ``now``, ``before``: s since the start, requests sent, ended."""
     sent, done = _rates(now, before)
-    level = f"{_level(live)}{' on average' if live.kind == 'open' else ', closed loop'}"
+    level = f"{_level(live)}{' planned' if live.kind == 'open' else ', closed loop'}"
     left_s = max(live.duration_s - now[0], 0.0)
     p50, p99 = (_shown(percentile(live, "ttft", q)) for q in (0.5, 0.99))
-    left = f"{left_s:.0f} s left" if left_s else "draining"
+    left = f"{left_s:.0f} s left" if left_s else "waiting for answers"
     return (
         f"{_number(live, outlook)}: {f'{phase}, ' if phase else ''}{level}, {sent:.1f} sent/s, "
         f"{done:.1f} done/s, {live.in_flight} in flight, TTFT p50 {p50} p99 {p99}, "

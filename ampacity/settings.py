@@ -149,7 +149,7 @@ class Settings:
     )
 
     workload_name: str | None = _workload(_text("NAME|FILE"), name="workload")(
-        "Built-in workload or a YAML file. See 'ampacity workload list'."
+        "Built-in workload or a YAML file. See 'ampacity workload list'.", "chat"
     )
     input_tokens: Any = _workload(_text("N|SPEC", v.lengths))(
         "Prompt length in tokens: a number, or a distribution such as lognormal:p50=200,p99=800."
@@ -179,18 +179,18 @@ class Settings:
     )
 
     rates: tuple[float, ...] | None = _load(_text("R,R,...", v.each(v.positive)))(
-        "Offered load in requests/s, open loop.", "found automatically"
+        "Offered load in requests/s (open loop).", "found automatically"
     )
     concurrency: tuple[int, ...] | None = _load(
         _text("N,N,...", v.each(v.whole_number(at_most=CONCURRENCY_MAX)))
-    )("Number of requests in flight, closed loop.")
+    )("Number of requests in flight (closed loop).")
     lengths: tuple[str, ...] = _load(_text("P,P,...", v.quantile_names), ())(
         "Sweep again with every request at these quantiles of the workload's lengths, e.g. "
         "p50,p99: one more curve for each."
     )
     durations_s: tuple[float, ...] = _load(
         _text("T,T,...", v.each(v.parse_duration)), (30.0,), name="duration"
-    )("Length of a stage, or of each: 2m,5m.", "30s")
+    )("Length of a stage, or one each: 2m,5m.", "30s")
     arrivals: str | None = _load(_text("SPEC"))(
         "Arrival process: poisson, constant, gamma:cv=3, weibull:cv=2, onoff:on=10s,off=50s, "
         "ramp:from=0.2,to=1.8, steps:rates=1/2/4, diurnal or burst:factor=5,length=10s.",
@@ -271,8 +271,9 @@ class Settings:
     )
 
     slo: Sequence[Any] = _slo(_list("METRIC_pQ=LIMIT", v.pairs), ())(
-        "Service level objective, repeatable. E.g. ttft_p99=2s, itl_p99.9=50ms, e2e_max=10s, "
-        "error_rate=1%, goodput=95%, or of one class: chat:ttft_p95=1s."
+        "Service level objective, e.g. ttft_p99=2s; repeatable. A capacity is found only with one. "
+        "Also itl_p99.9=50ms, e2e_max=10s, error_rate=1%, goodput=95%, or of one class: "
+        "chat:ttft_p95=1s."
     )
     keep_answers_bytes: int | None = _output(Kind(int, "MIB", v.mebibytes), name="keep_answers")(
         "Keep answer texts in the run directory, up to this many MiB per process, for 'ampacity "

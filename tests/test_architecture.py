@@ -36,11 +36,10 @@ def test_the_document_lists_the_floors_in_the_order_of_the_contract() -> None:
     for package in PACKAGES:
         section = re.search(rf"\*\*{package}\*\*, from the top:\n\n((?:- .*\n)+)", TEXT)
         assert section, package
-        told = [name.rstrip("/") for name in re.findall(r"- `([\w/]+)`", section[1])]
-        wanted = [name for layer in _floors(package) for name in sorted(layer)]
-        position = {name: i for i, layer in enumerate(_floors(package)) for name in layer}
-        assert sorted(told) == sorted(wanted), package
-        assert [position[n] for n in told] == sorted(position[n] for n in told), package
+        told = re.findall(r"- (\d+) `([\w/]+)`", section[1])
+        wanted = {n: number for number, layer in enumerate(_floors(package), 1) for n in layer}
+        assert {name.rstrip("/"): int(number) for number, name in told} == wanted, package
+        assert [int(number) for number, _ in told] == sorted(wanted.values()), package
 
 
 def test_each_path_that_the_document_names_exists() -> None:

@@ -72,8 +72,9 @@ async def sweep(
     limit_s = max_duration_s and max_duration_s / (1 + len(settings.lengths))
     if limit_s is not None:
         rig.tell(
-            f"at most {duration_text(limit_s)} of load beside stages that are repeated, stages of "
-            f"{duration_text(settings.duration_s)}, longer near the limit"
+            f"up to {duration_text(limit_s)} of load, in stages of "
+            f"{duration_text(settings.duration_s)} (longer near the limit); disturbed stages are "
+            "repeated on top"
         )
     curves, loads = 1 + len(settings.lengths), settings.loads
     rig.expect(Outlook(curves * (len(loads) or TYPICAL_STAGES), max_duration_s, about=not loads))

@@ -207,7 +207,7 @@ def _capacity(summary: Summary) -> Entry:
         return Entry("CAPACITY", f"{figures.rate(held.verified_rps)} verified", estimate, "good")
     if held.crossing == "pooled":
         return Entry(
-            "CAPACITY", f"{value} estimated", f"{ends}, no stage alone verifies a load", "unsure"
+            "CAPACITY", f"{value} estimated", f"{ends}, from all stages together", "unsure"
         )
     word = "verified" if held.crossing in ("verified", "measured") else "interpolated"
     return Entry("CAPACITY", f"{value} {word}", ends, "good")
@@ -238,7 +238,8 @@ def _limit(summary: Summary) -> Entry:
         asides.append(f"{texts[slo.text]} {found or 'never violated'}")
     if not binding:
         return Entry("LIMIT", "none reached", _some(asides))
-    return Entry("LIMIT", _some(binding, " or "), _some(asides))
+    others = f"breaks first; {_some(asides)}" if asides else ""
+    return Entry("LIMIT", _some(binding, " or "), others)
 
 
 def _some(texts: Sequence[str], joined: str = ", ") -> str:

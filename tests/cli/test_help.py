@@ -16,6 +16,8 @@ from typer.testing import CliRunner
 
 from ampacity.cli.app import app
 from ampacity.cli.help import SHOWN_MAX, options, parts, shown
+from ampacity.loadgen.receive.answers import ANSWERS
+from ampacity.loadgen.send.protocols import PROTOCOLS
 from ampacity.settings import FIELDS, SETTINGS, Settings
 
 LINES_MAX, COLUMNS_MAX = 24, 80
@@ -84,9 +86,17 @@ def test_one_name_for_one_thing_and_one_thing_for_one_name() -> None:
     assert {m: n for m, n in names.items() if len(n) > 1} == {}
 
 
+def test_every_api_that_can_be_spoken_can_be_chosen_and_is_named() -> None:
+    assert list(ANSWERS) == list(PROTOCOLS)
+    for api in PROTOCOLS:
+        assert SETTINGS["api"].kind.read(api, "--api") == api
+        assert api in SETTINGS["api"].help
+
+
 def test_a_plain_default_is_shown_as_it_is_used() -> None:
     """From the declaration; what is no value (as "any") is written beside it."""
-    assert "[default: 30s]" in _output("sweep", "--help")
+    assert "[default: 30s]" in _output("run", "--help")
+    assert "[default: 8s]" in _output("demo", "--help")
     for name, default in {"idle_timeout": "2m", "seed": "1", "api": "chat", "retries": "0"}.items():
         assert SETTINGS[name].default == default
         assert getattr(Settings, FIELDS[name]) == SETTINGS[name].kind.read(default, name)

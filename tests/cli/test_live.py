@@ -113,7 +113,7 @@ def test_percentiles_of_each_metric_to_two_per_cent() -> None:
 
 def test_a_low_terminal_gets_a_line() -> None:
     text, lines = lines_of(panel(), Console(width=80, height=10))
-    assert text.startswith("stage 1 (2 of 4): 40 req/s on average, 40.0 sent/s")
+    assert text.startswith("stage 1 (2 of 4): 40 req/s planned, 40.0 sent/s")
     assert [len(line) <= 79 for line in lines] == [True]
 
 

@@ -42,7 +42,7 @@ def test_a_percentile_of_the_live_line_needs_as_many_requests_as_a_stages(
 def test_the_live_line_says_what_is_sent_now_beside_the_mean() -> None:
     """In a burst: 30 requests in 10 s sent, 10 ended."""
     assert live_line(live(0), (20.0, 90, 70), (10.0, 60, 60)).startswith(
-        "stage 3: 6 req/s on average, 3.0 sent/s, 1.0 done/s, 20 in flight, "
+        "stage 3: 6 req/s planned, 3.0 sent/s, 1.0 done/s, 20 in flight, "
     )
 
 

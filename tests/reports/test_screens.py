@@ -204,7 +204,7 @@ def test_the_screen_of_a_sweep() -> None:
     assert rendered(open_sweep()).splitlines()[:13] == [
         "CAPACITY  6.40 req/s interpolated    between 6.00–7.00",
         "C_MAX     34.2 in flight    between 28.0–44.0",
-        "LIMIT     ttft_p99 ≤ 2 s    itl_p99 ≤ 100 ms never violated",
+        "LIMIT     ttft_p99 ≤ 2 s    breaks first; itl_p99 ≤ 100 ms never violated",
         "FLEET     100 GPUs for 120 req/s    25 instances (24 to 26), safety 1.3, $2.31",
         "          per million output tokens at full load",
         "req/s  TTFT p99  ITL p99  in flight  goodput  failed  SLO",

@@ -37,7 +37,7 @@ GpuHourB = Annotated[
 ]
 
 
-@o.shares(but=("lengths", "prometheus", "otlp"))
+@o.shares(but=("lengths", "prometheus", "otlp"), rates=False)
 def ab(
     raw: dict[str, Any],
     urls: Urls,

@@ -11,7 +11,7 @@ MAX_DURATION_S = 100.0  # with the waits for answers after each stage
 SLOS = ["ttft_p95=250ms", "itl_p99=100ms"]
 
 
-@o.shares(("rates", "duration", "seed", "out"))
+@o.shares(("rates", "duration", "seed", "out"), duration=DURATION)
 def demo(raw: dict[str, Any], json: o.Json = False) -> None:
     """Sweep an embedded simulated server and write a report. Takes about 110 s.
 

@@ -8,17 +8,16 @@ MaxDuration = Annotated[
     str | None,
     o.opt(
         "T",
-        "Time limit, e.g. 30m. Load levels and capacity are found within it. Default: 10m; "
-        "none with --rates, --concurrency or --duration.",
+        "Time limit, e.g. 30m, if the loads are found automatically. Default: 10m.",
     ),
 ]
 
 
-@o.shares()
+@o.shares(duration="a twentieth of --max-duration; 30s with --rates")
 def sweep(
     url: o.Url, raw: dict[str, Any], max_duration: MaxDuration = None, json: o.Json = False
 ) -> None:
-    """Measure latency from low load to saturation, and find the operating point.
+    """Measure latency from low load to saturation, and find the capacity.
 
     ampacity sweep http://127.0.0.1:8000/v1 --slo ttft_p99=2s --slo itl_p99=50ms
 

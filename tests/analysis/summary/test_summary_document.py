@@ -10,46 +10,17 @@ import pytest
 
 from ampacity.analysis.contract.summary import read_summary, to_json
 from ampacity.analysis.metrics.percentiles import percentiles
+from ampacity.analysis.warnings import RULES
 from ampacity.loadgen.rundir.records import KINDS
 from tests.support import synthetic
 from tests.support.contract import summarise
 
-CODES = {  # the closed list of docs/summary.md
-    "partial",
-    "resumed",
-    "no_requests",
-    "imported",
-    "client_limited",
-    "outage",
-    "errors",
-    "too_long",
-    "unstable_lowest",
-    "never_settled",
-    "resent",
-    "unsolicited",
-    "drift",
-    "two_modes",
-    "too_few_requests",
-    "too_short",
-    "non_monotone",
-    "beyond_context",
-    "lengths_off",
-    "tokens_per_chunk",
-    "cached",
-    "littles_law",
-    "class_below",
-    "closed_loop",
-    "users_missing",
-    "lengths_out_of_order",
-    "knee_region",
-    "not_streamed",
-    "diagnosis",
-    "inputs_off",
-    "speculation",
-    "cut_short",
-    "unseen",
-    "events",
-}
+CODES = set(RULES)
+
+
+def test_the_document_of_warnings_names_every_code_in_the_order_of_the_report() -> None:
+    text = Path(__file__).parents[3].joinpath("docs/warnings.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE) == list(RULES)
 
 
 @pytest.fixture(scope="module")
