@@ -4,7 +4,7 @@ Every stream has its own random numbers: its k-th request does not depend on the
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from ampacity.workloads.arrivals.processes import arrival_times
 from ampacity.workloads.classes import Client, RequestClass, draw_index
 from ampacity.workloads.lengths.parse import draw_pairs, fit_copula
 from ampacity.workloads.profile import Workload
+from ampacity.workloads.timetable import Floats, Ints, Schedule
 
 RandomStream = Callable[..., np.random.Generator]
 """``stream(key, *parts)``: random numbers for one purpose, and one class or client of it."""
@@ -39,8 +40,8 @@ def draw_stage(
     rate_rps: float = 0.0,
     duration_s: float = 0.0,
     requests: int | None = None,
-) -> dict[str, Any]:
-    """Return schedule columns of lone requests: an open loop, or ``requests`` without times."""
+) -> Schedule:
+    """Return lone requests: an open loop, or ``requests`` without times."""
     sources = _sources(workload)
     if requests is None and workload.own_clocks:
         times, source_of = _superposed(sources, workload.arrivals, stream, rate_rps, duration_s)
@@ -52,22 +53,26 @@ def draw_stage(
         shares = tuple(source.share for source in sources)
         source_of = draw_index(shares, stream(CLASS).random(len(times)))
     class_of = np.array([source.class_index for source in sources], dtype=np.int16)[source_of]
-    columns = {"scheduled_s": times, **_lengths(sources, source_of, stream)}
-    return columns | class_columns(workload, class_of, stream)
+    drawn = Schedule(times, *_lengths(sources, source_of, stream))
+    return of_classes(drawn, workload, class_of, stream)
 
 
-def class_columns(
-    workload: Workload, class_of: NDArray[np.int16], stream: RandomStream
-) -> dict[str, Any]:
-    """Return the columns by class: its name, its model, and its cancellation."""
+def of_classes(
+    drawn: Schedule, workload: Workload, class_of: NDArray[np.int16], stream: RandomStream
+) -> Schedule:
+    """Return the requests with the name, the model and the cancellation of their class."""
     if not workload.classes:
-        return {}
-    names = tuple(kind.name for kind in workload.classes)
-    columns = {"class_names": names, "class_index": class_of}
-    return (
-        columns
-        | _models(workload.classes, class_of, stream)
-        | _cancels(workload.classes, class_of, stream)
+        return drawn
+    model_names, model_index = _models(workload.classes, class_of, stream)
+    after_s, after_tokens = _cancels(workload.classes, class_of, stream)
+    return replace(
+        drawn,
+        class_names=tuple(kind.name for kind in workload.classes),
+        class_index=class_of,
+        model_names=model_names,
+        model_index=model_index,
+        cancel_after_s=after_s,
+        cancel_after_tokens=after_tokens,
     )
 
 
@@ -107,58 +112,50 @@ def _members(index: NDArray[Any], count: int) -> list[NDArray[np.int64]]:
     return np.split(np.argsort(index, kind="stable"), ends[:-1])
 
 
-def _lengths(
-    sources: list[_Source], source_of: NDArray[np.int64], stream: RandomStream
-) -> dict[str, Any]:
-    found = {
-        name: np.empty(len(source_of), dtype=np.int64) for name in ("input_tokens", "output_tokens")
-    }
+def _lengths(sources: list[_Source], source_of: Ints, stream: RandomStream) -> tuple[Ints, Ints]:
+    inputs, outputs = np.empty_like(source_of), np.empty_like(source_of)
     for i, (source, mine) in enumerate(
         zip(sources, _members(source_of, len(sources)), strict=True)
     ):
         part = () if len(sources) == 1 else (i,)
         rng = stream(INPUT, *part), stream(OUTPUT, *part)
         sides = source.client.input_tokens, source.client.output_tokens
-        drawn = draw_pairs(*sides, source.copula, rng, len(mine))
-        found["input_tokens"][mine], found["output_tokens"][mine] = drawn
-    return found
+        inputs[mine], outputs[mine] = draw_pairs(*sides, source.copula, rng, len(mine))
+    return inputs, outputs
 
 
 def _models(
     classes: tuple[RequestClass, ...], class_of: NDArray[np.int16], stream: RandomStream
-) -> dict[str, Any]:
+) -> tuple[tuple[str, ...], NDArray[np.int16] | None]:
     names = tuple(dict.fromkeys(name for kind in classes for name in kind.models))
     if not names:
-        return {}
+        return (), None
     number = {name: i for i, name in enumerate(names)}
     index = np.full(len(class_of), -1, dtype=np.int16)
     for i, (kind, mine) in enumerate(zip(classes, _members(class_of, len(classes)), strict=True)):
         if kind.models:
             numbers = np.array([number[name] for name in kind.models], dtype=np.int16)
-            index[mine] = numbers[
-                draw_index(kind.model_weights, stream(MODEL, i).random(len(mine)))
-            ]
-    return {"model_names": names, "model_index": index}
+            drawn = draw_index(kind.model_weights, stream(MODEL, i).random(len(mine)))
+            index[mine] = numbers[drawn]
+    return names, index
 
 
 def _cancels(
     classes: tuple[RequestClass, ...], class_of: NDArray[np.int16], stream: RandomStream
-) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+) -> tuple[Floats | None, Ints | None]:
+    """Return when the user of each request leaves: in s (NaN: never), in tokens (0: never)."""
+    kinds = [kind.cancel for kind in classes if kind.cancel is not None]
+    after_s = np.full(len(class_of), np.nan) if any(c.after_ms for c in kinds) else None
+    after_tokens = np.zeros(len(class_of), np.int64) if any(c.after_tokens for c in kinds) else None
     for i, (kind, mine) in enumerate(zip(classes, _members(class_of, len(classes)), strict=True)):
         cancel = kind.cancel
         if cancel is None:
             continue
         leaves = stream(CANCEL, i).random(len(mine)) < cancel.share
-        if cancel.after_ms is not None:
-            column = found.setdefault("cancel_after_s", np.full(len(class_of), np.nan))
+        if cancel.after_ms is not None and after_s is not None:
             drawn_ms = cancel.after_ms.sample(stream(CANCEL, i, 1), len(mine))
-            column[mine[leaves]] = drawn_ms[leaves] / 1e3
-        elif cancel.after_tokens is not None:
-            column = found.setdefault(
-                "cancel_after_tokens", np.zeros(len(class_of), dtype=np.int64)
-            )
-            column[mine[leaves]] = cancel.after_tokens.sample(stream(CANCEL, i, 1), len(mine))[
-                leaves
-            ]
-    return found
+            after_s[mine[leaves]] = drawn_ms[leaves] / 1e3
+        elif cancel.after_tokens is not None and after_tokens is not None:
+            drawn = cancel.after_tokens.sample(stream(CANCEL, i, 1), len(mine))
+            after_tokens[mine[leaves]] = drawn[leaves]
+    return after_s, after_tokens

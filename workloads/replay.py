@@ -2,21 +2,16 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ampacity.workloads.prompts.prefixes import in_time_order
 from ampacity.workloads.replay_turns import Prompts, Waits, earliest_s, prompts_of, roots, who_waits
-from ampacity.workloads.schedule import WITH_START, Schedule
+from ampacity.workloads.timetable import WITH_START, Floats, Ints, Schedule
 from ampacity.workloads.trace_cuts import MAX_NAMED, Replay, prepare, with_blocks
 from ampacity.workloads.traces.recorded import Recorded
 from ampacity.workloads.traces.trace import Trace
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 _ODD_SESSION = 1000  # a session with more requests, and most of the file, is doubted
 
 
@@ -54,7 +49,7 @@ def replayed(trace: Trace, how: Replay, seed: int, rate_rps: float | None = None
             f"{what} begin at random (Poisson), at {rate_rps:g} requests/s: "
             "the file has no arrivals"
         )
-    columns = _columns(trace, arrival_s, root, waits, prompts)
+    schedule = _scheduled(trace, arrival_s, root, waits, prompts)
     is_first = np.array([not after for after in waits.after]) & (root >= 0)
     paused = np.zeros(len(trace), dtype=bool) if trace.pause_s is None else trace.pause_s > 0
     if lone := int(np.count_nonzero(paused & (root < 0))):
@@ -66,7 +61,7 @@ def replayed(trace: Trace, how: Replay, seed: int, rate_rps: float | None = None
     counts = {} if trace.session is None else {"sessions": len(np.unique(root[root >= 0]))}
     recorded = 0 if trace.entry is None else int(np.count_nonzero(trace.entry >= 0))
     return Replayed(
-        Schedule(first_request_id=0, **columns),
+        schedule,
         trace.source,
         (*trace.notes, *(f"{name}: {text}" for text in texts)),
         _prompts_text(trace, prompts, recorded),
@@ -76,39 +71,29 @@ def replayed(trace: Trace, how: Replay, seed: int, rate_rps: float | None = None
     )
 
 
-def _columns(
+def _scheduled(
     trace: Trace, arrival_s: Floats, root: Ints, waits: Waits, prompts: Prompts
-) -> dict[str, Any]:
-    """Return the columns of the schedule."""
-    columns: dict[str, Any] = {
-        "scheduled_s": arrival_s,
-        "input_tokens": prompts.input_tokens,
-        "output_tokens": trace.output_tokens,
-    }
-    if trace.entry is not None:
-        columns["entry"] = trace.entry
+) -> Schedule:
+    outputs, shared = trace.output_tokens, prompts.shared
+    found = Schedule(arrival_s, prompts.input_tokens, outputs, entry=trace.entry, shared=shared)
     if trace.session is None:
-        return columns | ({} if prompts.shared is None else {"shared": prompts.shared})
+        return found
     turn = np.empty(len(trace), dtype=np.int32)
     due_s = earliest_s(arrival_s, waits)
     order = np.lexsort((due_s, root))
     begins = np.flatnonzero(np.diff(root[order], prepend=-2))
     turn[order] = np.arange(len(order)) - np.repeat(begins, np.diff(begins, append=len(order)))
-    columns |= {
-        "scheduled_s": due_s,
-        "session": root,
-        "turn": turn,
-        "think_s": waits.pause_s,
-        "counts_from": waits.counts_from,
-    }
-    if prompts.new_tokens is not None:
-        columns["new_tokens"] = prompts.new_tokens
-    none = np.full(len(trace), -1, dtype=np.int64)
-    continues = none if prompts.continues is None else prompts.continues
-    columns = in_time_order(columns, continues, waits.after, prompts.shared)
-    if prompts.continues is None:
-        del columns["continues"]
-    return columns
+    found = replace(
+        found,
+        scheduled_s=due_s,
+        session=root,
+        turn=turn,
+        think_s=waits.pause_s,
+        counts_from=waits.counts_from,
+        continues=prompts.continues,
+        new_tokens=prompts.new_tokens,
+    )
+    return found.in_time_order(waits.after)
 
 
 def _begun_at_random(root: Ints, rate_rps: float | None, rng: np.random.Generator) -> Floats:

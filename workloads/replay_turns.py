@@ -13,7 +13,7 @@ from ampacity.workloads.prompts.prefixes import (
     prefixes_of_blocks,
     take_lists,
 )
-from ampacity.workloads.schedule import AFTER_END, AFTER_START, WITH_START
+from ampacity.workloads.timetable import AFTER_END, AFTER_START, WITH_START
 from ampacity.workloads.traces.trace import Trace
 
 Ints = NDArray[np.int64]

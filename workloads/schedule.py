@@ -1,206 +1,24 @@
 """The seeded plan of one stage: due times and lengths of requests, without prompt text."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ampacity.workloads.arrivals.processes import arrival_times
 from ampacity.workloads.errors import WorkloadError
-from ampacity.workloads.mix import ARRIVALS, RandomStream, class_columns, draw_stage
+from ampacity.workloads.mix import ARRIVALS, RandomStream, draw_stage, of_classes
 from ampacity.workloads.profile import Workload
-from ampacity.workloads.prompts.prefixes import SharedPrefixes, infinite_cache, take_lists
-from ampacity.workloads.session_draw import draw_sessions
+from ampacity.workloads.prompts.prefixes import SharedPrefixes
+from ampacity.workloads.session_draw import draw_conversations, draw_sessions
+from ampacity.workloads.timetable import COLUMNS, WHOLE, Floats, Schedule
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
+__all__ = ["WHOLE", "Schedule", "closed_schedule", "endless_schedule", "open_schedule"]
+
 _PREFIXES, _PROMPTS = 31, 30  # those of sessions follow
 BLOCK_REQUESTS = 5000  # expected requests of a block of an endless schedule
-WHOLE = "in whole sessions"  # what a limit leaves: there is no room for the next one
-# What the pause of a request counts from.
-AFTER_END = 0  # the last end of its dependencies
-AFTER_START = 1  # their last start; it begins no earlier than their last end
-WITH_START = 2  # the start of its one dependency, whatever its outcome
-
-
-# The columns with one value for each request.
-_COLUMNS = (
-    *("scheduled_s", "input_tokens", "output_tokens", "class_index", "model_index"),
-    *("cancel_after_s", "cancel_after_tokens", "session", "turn", "think_s", "counts_from"),
-    *("continues", "new_tokens", "entry", "numbers"),
-)
-
-
-@dataclass(frozen=True, eq=False)
-class Schedule:
-    """n requests in the order in which they are due.
-
-    ``scheduled_s`` float64[n], seconds from the stage's start (all 0 in a closed loop, where the
-    driver sets them), of a dependent request the earliest possible time; ``input_tokens`` and
-    ``output_tokens`` int64[n]; request i has the id ``first_request_id + i``. Further columns: None
-    where unused.
-    """
-
-    scheduled_s: Floats
-    input_tokens: Ints
-    output_tokens: Ints
-    first_request_id: int
-    class_names: tuple[str, ...] = ("default",)
-    class_index: NDArray[np.int16] | None = None  # into class_names; None: all of the first class
-    model_names: tuple[str, ...] = ()
-    model_index: NDArray[np.int16] | None = None  # into model_names; -1, None: the run's model
-    cancel_after_s: Floats | None = None  # the user leaves, from the start; NaN: stays
-    cancel_after_tokens: Ints | None = None  # the user leaves, in output tokens; 0: stays
-    session: Ints | None = None  # number of the session; -1: none
-    turn: NDArray[np.int32] | None = None  # 0, 1, ... within the session
-    think_s: Floats | None = None  # pause after its dependencies
-    counts_from: NDArray[np.int8] | None = None  # what that pause counts from; None: AFTER_END
-    after_start: Ints | None = None  # int64[n + 1]: request i waits for the requests
-    after: Ints | None = None  # (by index) after[after_start[i]:after_start[i + 1]]
-    continues: Ints | None = None  # index of the request whose conversation it continues; -1: none
-    new_tokens: Ints | None = None  # the part of input_tokens after that conversation
-    shared: SharedPrefixes | None = None  # prefix that it shares with other prompts
-    entry: Ints | None = None  # index into the prompts of a file; -1: none
-    shortened: tuple[int, ...] = ()  # sessions of which a limit left only the first turns
-    numbers: Ints | None = None  # request i has the id first_request_id + numbers[i]; None: + i
-
-    def __post_init__(self) -> None:
-        for name in _COLUMNS:
-            column = getattr(self, name)
-            if column is not None and len(column) != len(self.scheduled_s):
-                raise WorkloadError(f"the columns of a schedule differ in length: {name}")
-        here = np.arange(len(self))
-        waiting = None if self.after_start is None else np.repeat(here, np.diff(self.after_start))
-        for earlier, late in ((self.after, waiting), (self.continues, here)):
-            if earlier is not None and late is not None and np.any(earlier >= late):
-                raise WorkloadError("a request waits for one that stands behind it in the schedule")
-        if not np.isfinite(self.scheduled_s).all():
-            raise WorkloadError("a scheduled time is not a finite number")
-
-    def __len__(self) -> int:
-        return len(self.scheduled_s)
-
-    def planned_tokens(self) -> int:
-        """Return the input and output tokens of all requests."""
-        return int(self.input_tokens.sum() + self.output_tokens.sum())
-
-    def take(self, kept: Ints) -> "Schedule":
-        """Return the requests at these indices, in order; they must include their dependencies."""
-        new_index = np.full(len(self) + 1, -1, dtype=np.int64)  # the last one stands for "none"
-        new_index[kept] = np.arange(len(kept))
-        columns = {
-            name: column[kept] for name in _COLUMNS if (column := getattr(self, name)) is not None
-        }
-        if self.continues is not None:
-            columns["continues"] = new_index[self.continues[kept]]
-        if self.after_start is not None and self.after is not None:
-            mine, columns["after_start"] = take_lists(self.after_start, kept)
-            columns["after"] = new_index[self.after[mine]]
-        if self.shared is not None:
-            columns["shared"] = self.shared.take(kept)
-        if self.numbers is None and not np.array_equal(kept, np.arange(len(kept))):
-            columns["numbers"] = kept
-        return replace(self, **columns)
-
-    def without(self, unwanted: NDArray[np.bool_]) -> "Schedule":
-        """Return all but these requests and those that depend on them."""
-        out = unwanted.copy()
-        if self.after_start is not None and self.after is not None:
-            for i in np.flatnonzero(np.diff(self.after_start)):
-                out[i] |= out[self.after[self.after_start[i] : self.after_start[i + 1]]].any()
-        return self.take(np.flatnonzero(~out)) if out.any() else self
-
-    def request_id(self, index: int) -> int:
-        """Return the number of a request in the whole run."""
-        return self.first_request_id + (index if self.numbers is None else int(self.numbers[index]))
-
-    @property
-    def ids(self) -> Ints:
-        """Return int64[n]: the number of each request in the whole run, ascending."""
-        numbers = np.arange(len(self)) if self.numbers is None else self.numbers
-        return self.first_request_id + numbers
-
-    def planned_cached_tokens(self, answers_too: bool = True) -> Ints:
-        """Return int64[n]: what an infinite prefix cache would hit of each prompt, by design.
-
-        ``answers_too``: conversations continue the server's answers, not other text of that length.
-        """
-        outputs = self.output_tokens if answers_too else None
-        return infinite_cache(self.input_tokens, self.shared, self.continues, outputs)
-
-    def class_name(self, index: int) -> str:
-        """Return the class of a request."""
-        return self.class_names[0 if self.class_index is None else int(self.class_index[index])]
-
-    def model_name(self, index: int) -> str | None:
-        """Return the model that a request asks for; None: the run's."""
-        k = -1 if self.model_index is None else int(self.model_index[index])
-        return self.model_names[k] if k >= 0 else None
-
-    def first_requests(self) -> Ints:
-        """Return the indices of the requests that wait for no other."""
-        if self.after_start is None:
-            return np.arange(len(self), dtype=np.int64)
-        return np.flatnonzero(np.diff(self.after_start) == 0)
-
-    def _whole_sessions(self, max_requests: int | None, max_tokens: int | None) -> Ints:
-        """Return the indices of the sessions that fit as a whole; of the first at least a part."""
-        unit = self.units()
-        order = np.argsort(unit, kind="stable")  # session by session, each in its own order
-        fits = np.ones(len(self), dtype=bool)
-        if max_requests is not None:
-            fits &= np.arange(len(self)) < max_requests
-        if max_tokens is not None:
-            fits &= np.cumsum((self.input_tokens + self.output_tokens)[order]) <= max_tokens
-        keep = int(np.count_nonzero(fits))  # from some place on nothing fits
-        if 0 < keep < len(self) and unit[order[keep]] == unit[order[keep - 1]] > 0:
-            keep = int(np.searchsorted(unit[order], unit[order[keep]]))
-        return np.sort(order[:keep])
-
-    def units(self) -> Ints:
-        """Return int64[n]: the session or lone request of each request, by first appearance."""
-        here = np.arange(len(self), dtype=np.int64)
-        if self.session is None:
-            return here
-        names = np.where(self.session >= 0, self.session, -1 - here)
-        _, first, unit = np.unique(names, return_index=True, return_inverse=True)
-        rank = np.empty(len(first), dtype=np.int64)
-        rank[np.argsort(first)] = np.arange(len(first))
-        return rank[unit]
-
-    def capped(
-        self, max_requests: int | None = None, max_tokens: int | None = None
-    ) -> tuple["Schedule", str | None]:
-        """Return the longest beginning within both limits, and why it was cut (None: it was not).
-
-        ``max_tokens`` counts planned input and output tokens.
-        """
-        for name, limit in (("max_requests", max_requests), ("max_tokens", max_tokens)):
-            if limit is not None and limit < 0:
-                raise WorkloadError(f"{name} is {limit}: give 0 or more")
-        keep, reason = len(self), None
-        if max_requests is not None and max_requests < keep:
-            keep, reason = max_requests, f"the limit of {max_requests} requests"
-        if max_tokens is not None:
-            sums = np.cumsum(self.input_tokens + self.output_tokens)
-            if np.searchsorted(sums, max_tokens, side="right") < keep:
-                reason = f"the limit of {max_tokens} planned tokens"
-        if reason is None:
-            return self, None
-        kept = self._whole_sessions(max_requests, max_tokens)
-        cut, how = self.take(kept), ""
-        if self.session is not None and len(cut) != max_requests:
-            how = f" {WHOLE}"
-        if self.session is not None:
-            lost = np.delete(self.session, kept)
-            apart = np.intersect1d(lost[lost >= 0], self.session[kept])
-            cut = replace(cut, shortened=tuple(apart.tolist()))
-            how = " of one session, which is cut off" if len(apart) else how
-        left = f"{len(cut)} of {len(self)} requests{how} ({cut.planned_tokens()} tokens)"
-        return cut, f"{reason} leaves {left}"
 
 
 def open_schedule(
@@ -223,14 +41,14 @@ def open_schedule(
     stream = partial(_stream, seed, stage, *block)
     per_arrival = _requests_per_arrival(workload)
     if per_arrival is None:
-        columns = draw_stage(workload, stream, rate_rps=rate_rps, duration_s=duration_s)
-        columns |= _shared(workload, columns, stage, stream)
+        drawn = draw_stage(workload, stream, rate_rps=rate_rps, duration_s=duration_s)
+        drawn = _with_prefixes(drawn, workload, stage, stream)
     else:
         begin_s = arrival_times(
             workload.arrivals, rate_rps / per_arrival, duration_s, stream(ARRIVALS)
         )
-        columns = _of_sessions(workload, begin_s, stage, stream)
-    return Schedule(first_request_id=first_request_id, **columns)
+        drawn = _of_sessions(workload, begin_s, stage, stream)
+    return replace(drawn, first_request_id=first_request_id)
 
 
 def endless_schedule(
@@ -268,12 +86,12 @@ def _joined(parts: list[Schedule], first_request_id: int) -> Schedule:
     """Return lone requests of one workload, one part after the other."""
     columns: dict[str, Any] = {
         name: np.concatenate([getattr(part, name) for part in parts])
-        for name in _COLUMNS
+        for name in COLUMNS
         if name != "numbers" and getattr(parts[0], name) is not None
     }
     if parts[0].shared is not None:
-        columns["shared"] = SharedPrefixes.joined([p.shared for p in parts if p.shared])
-    return replace(parts[0], **columns | {"numbers": None}, first_request_id=first_request_id)
+        columns["shared"] = SharedPrefixes.joined([part.shared for part in parts if part.shared])
+    return replace(parts[0], **columns, numbers=None, first_request_id=first_request_id)
 
 
 def closed_schedule(
@@ -285,43 +103,34 @@ def closed_schedule(
     stream = partial(_stream, seed, stage)
     per_arrival = _requests_per_arrival(workload)
     if per_arrival is None:
-        columns = draw_stage(workload, stream, requests=requests)
-        columns |= _shared(workload, columns, stage, stream)
+        drawn = draw_stage(workload, stream, requests=requests)
+        drawn = _with_prefixes(drawn, workload, stage, stream)
     else:
         sessions = -int(-requests // per_arrival)  # whose requests are about as many
-        columns = _of_sessions(workload, np.zeros(sessions), stage, stream)
-    return Schedule(first_request_id=first_request_id, **columns)
+        drawn = _of_sessions(workload, np.zeros(sessions), stage, stream)
+    return replace(drawn, first_request_id=first_request_id)
 
 
-def _shared(
-    workload: Workload, columns: dict[str, Any], stage: int, stream: RandomStream
-) -> dict[str, Any]:
+def _with_prefixes(
+    drawn: Schedule, workload: Workload, stage: int, stream: RandomStream
+) -> Schedule:
     if workload.prefixes is None:
-        return {}
-    return {"shared": workload.prefixes.draw(columns["input_tokens"], stage, stream(_PREFIXES))}
+        return drawn
+    shared = workload.prefixes.draw(drawn.input_tokens, stage, stream(_PREFIXES))
+    return replace(drawn, shared=shared)
 
 
-def _of_sessions(
-    workload: Workload, begin_s: Floats, stage: int, stream: RandomStream
-) -> dict[str, Any]:
-    sessions = workload.sessions
+def _of_sessions(workload: Workload, begin_s: Floats, stage: int, stream: RandomStream) -> Schedule:
+    sessions, outputs = workload.sessions, workload.output_tokens
     if workload.prompts is not None:
         think_ms = None if sessions is None else sessions.think_ms
         order, draws = stream(_PREFIXES), stream(_PROMPTS)
-        columns = workload.prompts.draw(begin_s, workload.output_tokens, think_ms, order, draws)
+        drawn = draw_conversations(workload.prompts, begin_s, outputs, think_ms, order, draws)
     else:
         assert sessions is not None
-        columns = draw_sessions(
-            sessions,
-            begin_s,
-            workload.input_tokens,
-            workload.output_tokens,
-            workload.prefixes,
-            stage,
-            stream,
-        )
-    class_of = np.zeros(len(columns["scheduled_s"]), dtype=np.int16)
-    return columns | class_columns(workload, class_of, stream)
+        lengths = workload.input_tokens, outputs
+        drawn = draw_sessions(sessions, begin_s, *lengths, workload.prefixes, stage, stream)
+    return of_classes(drawn, workload, np.zeros(len(drawn), dtype=np.int16), stream)
 
 
 def _requests_per_arrival(workload: Workload) -> float | None:

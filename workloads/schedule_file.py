@@ -16,8 +16,8 @@ from ampacity.workloads.errors import WorkloadError
 from ampacity.workloads.profile import Workload, workload_from_text
 from ampacity.workloads.prompts.prefixes import SharedPrefixes
 from ampacity.workloads.replay import Replayed
-from ampacity.workloads.schedule import Schedule
 from ampacity.workloads.text import mended
+from ampacity.workloads.timetable import Schedule
 from ampacity.workloads.traces.formats import open_records
 from ampacity.workloads.traces.read import read_trace
 from ampacity.workloads.traces.trace import Trace
@@ -133,28 +133,56 @@ class _Rows:
         self.models.append(str(row.get("model") or ""))
         self.unused.update(name for name in row if name not in _KNOWN)
 
-    def columns(self, workload: Workload | None, input_tokens: NDArray[np.int64]) -> dict[str, Any]:
-        """Return the columns of the schedule. Raises WorkloadError."""
-        found: dict[str, Any] = {
+    def schedule(self, workload: Workload | None, trace: Trace, time_scale: float) -> Schedule:
+        """Return the schedule. Raises WorkloadError."""
+        found = {
             name: np.array(self.held[name], dtype=kind)
             for name, (kind, missing) in _PER_REQUEST.items()
             if any(value == value and value != missing for value in self.held[name])
         }
         kinds = [kind.name for kind in workload.kinds] if workload else ["default"]
-        found |= _named(self.path, "class", self.classes, kinds)
         models = ["", *dict.fromkeys(filter(None, self.models))]
-        found |= _named(self.path, "model", self.models, models)
-        if any(self.shared):
-            start, ids, tokens = _lists(self.shared, 2)
-            found["shared"] = SharedPrefixes(start, ids, tokens)
-        if any(self.after):
-            found["after_start"], found["after"] = _lists(self.after, 1)
+        class_of, model_of = self._named("class", kinds), self._named("model", models)
+        starts, ids, tokens = _lists(self.shared, 2)
+        after_start, after = _lists(self.after, 1)
+        waits = any(self.after)
+        if waits:
             for name in ("session", "turn", "think_s"):
                 kind, missing = _PER_REQUEST[name]
                 found.setdefault(name, np.full(len(self.after), missing, dtype=kind))
         if "continues" in found:
-            found.setdefault("new_tokens", input_tokens)
-        return found
+            found.setdefault("new_tokens", trace.input_tokens)
+        column = found.get
+        return Schedule(
+            trace.arrival_s / time_scale,
+            trace.input_tokens,
+            trace.output_tokens,
+            class_names=tuple(kinds),
+            class_index=None if kinds == ["default"] else class_of,
+            model_names=tuple(models[1:]),
+            model_index=None if len(models) == 1 else model_of - np.int16(1),
+            cancel_after_s=column("cancel_after_s"),
+            cancel_after_tokens=column("cancel_after_tokens"),
+            session=column("session"),
+            turn=column("turn"),
+            think_s=column("think_s"),
+            after_start=after_start if waits else None,
+            after=after if waits else None,
+            continues=column("continues"),
+            new_tokens=column("new_tokens"),
+            shared=SharedPrefixes(starts, ids, tokens) if any(self.shared) else None,
+        )
+
+    def _named(self, what: str, known: list[str]) -> NDArray[np.int16]:
+        """Return the index of each request's class or model among the known ones."""
+        of = self.classes if what == "class" else self.models
+        if unknown := sorted(set(of) - set(known)):
+            raise WorkloadError(
+                f"{what} {unknown[0]!r} is not described in the first line of the schedule: "
+                "let 'ampacity workload sample' write it, or run the workload itself, "
+                "with --workload"
+            )
+        return np.array([known.index(name) for name in of], dtype=np.int16)
 
 
 def read_schedule(path: Path, *, time_scale: float = 1.0) -> Replayed:
@@ -170,10 +198,8 @@ def read_schedule(path: Path, *, time_scale: float = 1.0) -> Replayed:
         raise WorkloadError(
             f"{path}: a request is scheduled at {trace.arrival_s[0]:g} s, before the stage begins"
         )
-    columns = rows.columns(workload, trace.input_tokens)
-    lengths = trace.input_tokens, trace.output_tokens
     try:
-        schedule = Schedule(trace.arrival_s / time_scale, *lengths, 0, **columns)
+        schedule = rows.schedule(workload, trace, time_scale)
     except ValueError as error:
         raise WorkloadError(f"{path}: {error}") from None
     if schedule.shared is not None and (schedule.shared.totals() > trace.input_tokens).any():
@@ -231,20 +257,6 @@ def _waited_for(value: object, here: int, where: str) -> list[int]:
             f"{where}: column after: write the numbers of earlier requests, as [0, 1]"
         )
     return found
-
-
-def _named(path: Path, what: str, of: list[str], known: list[str]) -> dict[str, Any]:
-    """Return the index column of names, {} where all are the first one."""
-    if unknown := sorted(set(of) - set(known)):
-        raise WorkloadError(
-            f"{path}: {what} {unknown[0]!r} is not described in the first line of the schedule: "
-            "let 'ampacity workload sample' write it, or run the workload itself, with --workload"
-        )
-    index = np.array([known.index(name) for name in of], dtype=np.int16)
-    if what == "model":
-        found = {"model_names": tuple(known[1:]), "model_index": index - np.int16(1)}
-        return found if len(known) > 1 else {}
-    return {"class_names": tuple(known), "class_index": index} if known != ["default"] else {}
 
 
 def _lists(held: list[list[Any]], width: int) -> tuple[NDArray[np.int64], ...]:

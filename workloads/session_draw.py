@@ -1,20 +1,21 @@
-"""Draw the requests of sessions: dependencies, lengths and pauses, all fixed before the run."""
+"""Draw the requests of sessions, and of the conversations of a prompt file.
+
+Dependencies, lengths and pauses are all fixed before the run.
+"""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ampacity.workloads.errors import WorkloadError
 from ampacity.workloads.lengths.parse import MAX_TOKENS, Lengths
-from ampacity.workloads.prompts.prefixes import Prefixes, in_time_order
+from ampacity.workloads.prompts.files import Prompts
+from ampacity.workloads.prompts.prefixes import Prefixes, SharedPrefixes
 from ampacity.workloads.sessions import Sessions
+from ampacity.workloads.timetable import Floats, Ints, Schedule
 
 Stream = Callable[[int], np.random.Generator]
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 # Spawn keys of the random streams, apart from those of lone requests.
 _TURNS, _STEPS, _BRANCHES, _FIRST, _USER, _RESULT, _OUTPUT = range(32, 39)
@@ -115,8 +116,8 @@ def draw_sessions(
     prefixes: Prefixes | None,
     stage: int,
     stream: Stream,
-) -> dict[str, Any]:
-    """Return the columns of a schedule in which session k begins at ``arrivals_s[k]`` (sorted).
+) -> Schedule:
+    """Return the requests of sessions, of which k begins at ``arrivals_s[k]`` (sorted).
 
     ``stream(key)`` is the random stream of that name. Requests are in the order of their earliest
     possible times; ``input_tokens`` is the whole prompt, history included.
@@ -137,16 +138,67 @@ def draw_sessions(
         shared = of_sessions.take(session)
     system = np.zeros(n, dtype=np.int64) if shared is None else shared.totals()
     inputs, continues, new = _histories(sessions, plan, new, outputs, system, summaries)
-    columns = {
-        "scheduled_s": _earliest(plan, arrivals_s, think_ms / 1e3),
-        "input_tokens": inputs,
-        "output_tokens": outputs,
-        "new_tokens": new,
-        "session": session,
-        "turn": turn,
-        "think_s": think_ms / 1e3,
-    }
-    return in_time_order(columns, continues, plan.after, shared)
+    drawn = Schedule(
+        _earliest(plan, arrivals_s, think_ms / 1e3),
+        inputs,
+        outputs,
+        new_tokens=new,
+        session=session,
+        turn=turn,
+        think_s=think_ms / 1e3,
+        continues=continues,
+        shared=shared,
+    )
+    return drawn.in_time_order(plan.after)
+
+
+def draw_conversations(
+    prompts: Prompts,
+    arrivals_s: Floats,
+    output_tokens: Lengths,
+    think_ms: Lengths | None,
+    order: np.random.Generator,
+    draws: np.random.Generator,
+) -> Schedule:
+    """Return the requests of a prompt file; prompt k of shuffled rounds begins at ``arrivals_s[k]``.
+
+    An answer is as long as the recorded one, else as the file's own limit, else drawn from
+    ``output_tokens``.
+    """
+    n, entries = len(arrivals_s), prompts.file.entries
+    chosen = order.permutation(len(entries))[np.arange(n) % len(entries)]
+    turns = np.array([len(prompts.new_tokens[e]) for e in chosen], dtype=np.int64)
+    entry, session = np.repeat(chosen, turns), np.repeat(np.arange(n), turns)
+    turn = np.arange(len(entry)) - np.repeat(np.cumsum(turns) - turns, turns)
+    new, known = (
+        np.array([t for e in chosen for t in tokens[e]], dtype=np.int64)
+        for tokens in (prompts.new_tokens, prompts.answer_tokens)
+    )
+    limit = np.array([e.limit_tokens or 0 for e in entries], dtype=np.int64)[entry]
+    drawn = output_tokens.sample(draws, len(entry))
+    outputs = np.where(known > 0, known, np.where(limit > 0, limit, drawn))
+    none = np.zeros(len(entry))
+    pause_s = none if think_ms is None else think_ms.sample(draws, len(entry)) / 1e3
+    pause_s[turn == 0] = 0.0
+    inputs, due_s = new.copy(), np.repeat(np.asarray(arrivals_s, dtype=np.float64), turns)
+    for i in np.flatnonzero(turn):
+        inputs[i] += inputs[i - 1] + outputs[i - 1]
+        due_s[i] = due_s[i - 1] + pause_s[i]
+    # a prompt that comes again is known to a cache
+    shared = SharedPrefixes(np.arange(len(entry) + 1), entry, new)
+    found = Schedule(due_s, inputs, outputs, entry=entry, shared=shared)
+    if turns.max(initial=1) == 1:
+        return found
+    before = np.where(turn > 0, np.arange(len(entry)) - 1, -1)
+    found = replace(
+        found,
+        new_tokens=new,
+        session=session,
+        turn=turn.astype(np.int32),
+        think_s=pause_s,
+        continues=before,
+    )
+    return found.in_time_order([[b] if b >= 0 else [] for b in before.tolist()])
 
 
 def _new_tokens(

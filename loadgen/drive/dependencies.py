@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ampacity.workloads.schedule import AFTER_START, WITH_START, Schedule
+from ampacity.workloads.timetable import AFTER_START, WITH_START, Schedule
 
 
 @dataclass

@@ -11,12 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ampacity.files import MIB, read_bytes
 from ampacity.workloads.errors import WorkloadError
-from ampacity.workloads.lengths.parse import Lengths
 from ampacity.workloads.prompts.conversations import (
     CHARACTERS_PER_TOKEN,
     Entry,
@@ -26,7 +22,6 @@ from ampacity.workloads.prompts.conversations import (
     parse_entry,
     text_of_content,
 )
-from ampacity.workloads.prompts.prefixes import SharedPrefixes, in_time_order
 from ampacity.workloads.prompts.tokenizers import WORDS, Tokenizer
 from ampacity.workloads.text import (
     BROKEN_BYTES,
@@ -164,55 +159,6 @@ class Prompts:
     def describe(self) -> dict[str, Any]:
         """Return a JSON-able description."""
         return {**self.file.describe(), "counted_by": self.counted_by}
-
-    def draw(
-        self,
-        arrivals_s: NDArray[np.float64],
-        output_tokens: Lengths,
-        think_ms: Lengths | None,
-        order: np.random.Generator,
-        draws: np.random.Generator,
-    ) -> dict[str, Any]:
-        """Return schedule columns; prompt k of shuffled rounds begins at ``arrivals_s[k]``.
-
-        An answer is as long as the recorded one, else as the file's own limit, else drawn from
-        ``output_tokens``.
-        """
-        n, size = len(arrivals_s), len(self.file.entries)
-        chosen = order.permutation(size)[np.arange(n) % size]
-        turns = np.array([len(self.new_tokens[e]) for e in chosen], dtype=np.int64)
-        entry, session = np.repeat(chosen, turns), np.repeat(np.arange(n), turns)
-        turn = np.arange(len(entry)) - np.repeat(np.cumsum(turns) - turns, turns)
-        new, known = (
-            np.array([t for e in chosen for t in tokens[e]], dtype=np.int64)
-            for tokens in (self.new_tokens, self.answer_tokens)
-        )
-        limits = np.array([e.limit_tokens or 0 for e in self.file.entries], dtype=np.int64)
-        limit = limits[entry]
-        drawn = output_tokens.sample(draws, len(entry))
-        outputs = np.where(known > 0, known, np.where(limit > 0, limit, drawn))
-        none = np.zeros(len(entry))
-        pause_s = none if think_ms is None else think_ms.sample(draws, len(entry)) / 1e3
-        pause_s[turn == 0] = 0.0
-        inputs, due_s = new.copy(), np.repeat(np.asarray(arrivals_s, dtype=np.float64), turns)
-        for i in np.flatnonzero(turn):
-            inputs[i] += inputs[i - 1] + outputs[i - 1]
-            due_s[i] = due_s[i - 1] + pause_s[i]
-        lengths = {"input_tokens": inputs, "output_tokens": outputs}
-        columns = {"scheduled_s": due_s, "entry": entry, **lengths}
-        # a prompt that comes again is known to a cache
-        shared = SharedPrefixes(np.arange(len(entry) + 1), entry, new)
-        if turns.max(initial=1) == 1:
-            return columns | {"shared": shared}
-        columns |= {
-            "new_tokens": new,
-            "session": session,
-            "turn": turn.astype(np.int32),
-            "think_s": pause_s,
-        }
-        before = np.where(turn > 0, np.arange(len(entry)) - 1, -1)
-        after = [[b] if b >= 0 else [] for b in before.tolist()]
-        return in_time_order(columns, before, after, shared)
 
 
 def load_prompts(path: Path, tokenizer: Tokenizer, *, skip_bad_rows: bool = False) -> Prompts:

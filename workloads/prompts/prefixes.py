@@ -47,6 +47,13 @@ class SharedPrefixes:
         items, start = take_lists(self.start, kept)
         return SharedPrefixes(start, self.ids[items], self.tokens[items], self.note)
 
+    def only(self, kept: NDArray[np.bool_]) -> "SharedPrefixes":
+        """Return those of some prompts; the others share nothing."""
+        length = np.diff(self.start)
+        start = np.concatenate([[0], np.cumsum(np.where(kept, length, 0))]).astype(np.int64)
+        there = np.repeat(kept, length)
+        return SharedPrefixes(start, self.ids[there], self.tokens[there])
+
     @classmethod
     def joined(cls, parts: "list[SharedPrefixes]") -> "SharedPrefixes":
         """Return those of the prompts of all parts, one part after the other."""
@@ -245,31 +252,6 @@ def prefixes_of_blocks(ids: Ints, start: Ints, input_tokens: Ints, size: int) ->
     return SharedPrefixes(
         np.concatenate([[0], np.cumsum(left)]).astype(np.int64), ids[there], tokens[there]
     )
-
-
-def in_time_order(
-    columns: dict[str, Any], continues: Ints, after: list[list[int]], shared: SharedPrefixes | None
-) -> dict[str, Any]:
-    """Return the columns by earliest time, stable, so that none precedes what it waits for."""
-    order = np.argsort(columns["scheduled_s"], kind="stable")
-    place = np.empty(len(order) + 1, dtype=np.int64)
-    place[order], place[-1] = np.arange(len(order)), -1
-    lists = [after[i] for i in order.tolist()]
-    found = {name: column[order] for name, column in columns.items()}
-    found["after_start"] = np.concatenate([[0], np.cumsum([len(a) for a in lists])]).astype(
-        np.int64
-    )
-    found["after"] = place[np.asarray([k for a in lists for k in a], dtype=np.int64)]
-    found["continues"] = place[continues[order]]
-    if shared is not None:
-        # who goes on with a conversation has its beginning from there
-        starts = found["continues"] < 0
-        mine = shared.take(order)
-        length = np.where(starts, np.diff(mine.start), 0)
-        keep = np.repeat(starts, np.diff(mine.start))
-        start = np.concatenate([[0], np.cumsum(length)]).astype(np.int64)
-        found["shared"] = SharedPrefixes(start, mine.ids[keep], mine.tokens[keep])
-    return found
 
 
 def infinite_cache(

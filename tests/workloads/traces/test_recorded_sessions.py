@@ -19,7 +19,7 @@ from ampacity.loadgen.receive.answers import ANSWERS
 from ampacity.loadgen.send.endpoint import parse_endpoint
 from ampacity.workloads.errors import WorkloadError
 from ampacity.workloads.replay import Replayed, replayed
-from ampacity.workloads.schedule import AFTER_END, AFTER_START, WITH_START, Schedule
+from ampacity.workloads.timetable import AFTER_END, AFTER_START, WITH_START, Schedule
 from ampacity.workloads.trace_cuts import Replay
 from ampacity.workloads.traces.read import read_trace
 from tests.support import stage_driving
