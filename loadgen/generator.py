@@ -7,9 +7,10 @@ from pathlib import Path
 from ampacity.loadgen.drive.stage import StageRunner
 from ampacity.loadgen.net.http import Client
 from ampacity.loadgen.plan import Live, StagePlan, StageResult
+from ampacity.loadgen.rundir.write import StreamWriter
 from ampacity.loadgen.workers.launch import Launcher, Processes
 from ampacity.loadgen.workers.pool import Workers
-from ampacity.loadgen.workers.setup import Setup, Sink
+from ampacity.loadgen.workers.setup import Setup
 
 
 class Generator:
@@ -19,7 +20,7 @@ class Generator:
         self,
         setup: Setup,
         clients: Sequence[Client],
-        sink: Sink,
+        sink: StreamWriter,
         stream_of: Callable[[int], Path],
         cluster: Launcher | None = None,
     ) -> None:

@@ -7,18 +7,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from ampacity.loadgen.audit import Measures
-from ampacity.loadgen.rundir.records import (
-    FAILED_STATUSES,
-    RequestRecord,
-    kind_of,
-)
-from ampacity.loadgen.send.history import AnswerContent
+from ampacity.loadgen.rundir.records import FAILED_STATUSES, RequestRecord, kind_of
 from ampacity.loadgen.send.protocols import OVERLOAD
 from ampacity.workloads.schedule import Schedule
 
@@ -36,22 +31,6 @@ RETRY_PAUSE_S = 0.5  # doubled with each attempt, where the server names no Retr
 RETRY_PAUSE_MAX_S = 60.0  # a request that is told to wait longer is not sent again
 JITTER = 0.25  # a pause is longer by up to this share, so that refused requests do not come at once
 TIMER_S = 0.002  # by which a timer of the event loop may be early
-
-
-class Requests(Protocol):
-    """The interface with which a stage gets the bytes of each request."""
-
-    def prepare(self, schedule: Schedule) -> None:
-        """Set the schedule of the next requests."""
-
-    def make(self, index: int, target: int) -> bytes:
-        """Return a whole request for endpoint ``target``."""
-
-    def wanted(self, index: int) -> bool:
-        """Return whether a later request repeats the text of the answer."""
-
-    def answered(self, index: int, told: AnswerContent) -> None:
-        """Take the answer of a request, if its text was wanted."""
 
 
 @dataclass(frozen=True)

@@ -23,10 +23,11 @@ from ampacity.loadgen.drive.timeouts import CHECK_EVERY_S, TimeoutMonitor, leave
 from ampacity.loadgen.drive.users import VirtualUsers
 from ampacity.loadgen.host import widen_descriptor_table
 from ampacity.loadgen.net.http import Client
-from ampacity.loadgen.plan import MOSTLY_FAILED, Live, Requests, StagePlan, StageResult, record_of
+from ampacity.loadgen.plan import MOSTLY_FAILED, Live, StagePlan, StageResult, record_of
 from ampacity.loadgen.receive.exchange import Exchange
 from ampacity.loadgen.receive.token_counts import count_tokens
 from ampacity.loadgen.rundir.records import FAILED_STATUSES, RequestRecord
+from ampacity.loadgen.send.requests import ScheduledRequests
 from ampacity.loadgen.send.secrets import redact_record
 from ampacity.loadgen.sleeper import Sleeper
 
@@ -42,7 +43,7 @@ class StageRunner:
     def __init__(
         self,
         clients: Sequence[Client],
-        requests: Requests,
+        requests: ScheduledRequests,
         on_record: Callable[[RequestRecord], None],
         options: RunnerOptions | None = None,
     ) -> None:

@@ -1,12 +1,9 @@
 """The settings that each process of a run needs to send its requests."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
-
-import pyarrow as pa
 
 from ampacity.loadgen.drive.account import Account
 from ampacity.loadgen.drive.in_flight import Note
@@ -17,7 +14,7 @@ from ampacity.loadgen.plan import Limits
 from ampacity.loadgen.probe.results import Calibration
 from ampacity.loadgen.receive.answers import ANSWERS
 from ampacity.loadgen.receive.kept_answers import KeptAnswers
-from ampacity.loadgen.rundir.records import RequestRecord
+from ampacity.loadgen.rundir.write import StreamWriter
 from ampacity.loadgen.send.endpoint import Endpoint, Proxy
 from ampacity.loadgen.send.protocols import RequestShape
 from ampacity.loadgen.send.requests import ScheduledRequests
@@ -27,26 +24,6 @@ from ampacity.workloads.prompts.files import PromptFile
 from ampacity.workloads.prompts.images import Images
 from ampacity.workloads.prompts.tokenizers import load_tokenizer
 from ampacity.workloads.traces.recorded import Recorded
-
-
-class Sink(Protocol):
-    """The destination of records: a stream, or the writer of a run directory."""
-
-    def append(self, record: RequestRecord) -> None:
-        """Add one finished request."""
-
-    def flush(self) -> None:
-        """Have the pending records written."""
-
-    def note(self, name: str, in_flight: pa.RecordBatch) -> None:
-        """Have what is in flight written, in place of the note before."""
-
-    def later(self, job: Callable[[], object]) -> None:
-        """Run a job in the thread that writes."""
-
-    @property
-    def failed(self) -> str | None:
-        """Return why nothing can be written any more, or None."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +80,9 @@ class Setup:
         """Return the names of the endpoints in the records: host:port."""
         return tuple(f"{route.endpoint.host}:{route.endpoint.port}" for route in self.routes)
 
-    def runner(self, clients: Sequence[Client], stream: Sink, worker: int = 0) -> StageRunner:
+    def runner(
+        self, clients: Sequence[Client], stream: StreamWriter, worker: int = 0
+    ) -> StageRunner:
         """Return a stage runner that sends this run's requests."""
 
         def flush(in_flight: Note | None) -> str | None:

@@ -12,7 +12,7 @@ from ampacity.loadgen.audit import Measures
 from ampacity.loadgen.drive.options import RunnerOptions
 from ampacity.loadgen.drive.stage import StageRunner
 from ampacity.loadgen.net.http import Client, Stamps
-from ampacity.loadgen.plan import Limits, Requests, StagePlan
+from ampacity.loadgen.plan import Limits, StagePlan
 from ampacity.loadgen.rundir.records import STATUSES, RequestRecord
 from ampacity.loadgen.send.endpoint import Endpoint, parse_endpoint
 from ampacity.loadgen.send.history import AnswerContent
@@ -103,7 +103,7 @@ def plain(endpoint: Endpoint) -> Made:
 
 async def played(
     clients: Client | Sequence[Client],
-    requests: Requests,
+    requests: Made | ScheduledRequests,
     plan: StagePlan,
     options: RunnerOptions | None = None,
 ) -> Driven:
