@@ -21,7 +21,7 @@ from ampacity.loadgen.rundir.lateness import (
     left_late,
 )
 from ampacity.loadgen.rundir.records import RequestRecord
-from ampacity.loadgen.sleeper import Sleeper
+from ampacity.sleeper import Sleeper
 
 TROUBLES = ("shortages", "resent", "unsolicited")
 """Counts of a client that are those of an Audit."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 
 from ampacity.loadgen.drive.pacer import YIELD_EVERY
 from ampacity.loadgen.receive.exchange import Exchange
-from ampacity.loadgen.sleeper import Sleeper
+from ampacity.sleeper import Sleeper
 
 # A request is built up to AHEAD_NS before it is due, as a long one takes some ms; but only within
 # QUIET_NS of its time while another is due within QUIET_NS.

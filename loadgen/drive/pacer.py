@@ -12,7 +12,7 @@ from itertools import takewhile
 import numpy as np
 import numpy.typing as npt
 
-from ampacity.loadgen.sleeper import Sleeper
+from ampacity.sleeper import Sleeper
 
 YIELD_EVERY = 16  # starts released in a row before the loop may read sockets again
 

@@ -29,7 +29,7 @@ from ampacity.loadgen.receive.token_counts import count_tokens
 from ampacity.loadgen.rundir.records import FAILED_STATUSES, RequestRecord
 from ampacity.loadgen.send.requests import ScheduledRequests
 from ampacity.loadgen.send.secrets import redact_record
-from ampacity.loadgen.sleeper import Sleeper
+from ampacity.sleeper import Sleeper
 
 LEAD_S = 0.1  # between the call and the first deadline
 WHOLE_MAX = 1000  # complete answers that wait to be parsed

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ampacity.loadgen.drive.pacer import pace
 from ampacity.loadgen.plan import StagePlan
-from ampacity.loadgen.sleeper import Sleeper
+from ampacity.sleeper import Sleeper
 
 DEAD_SERVER_PAUSE_S = 0.1  # of a user after a connect_error
 _CHECK_EVERY_S = 0.05  # for the end of the stage

@@ -18,7 +18,7 @@ from ampacity.loadgen.net.proxy import connect_request
 from ampacity.loadgen.net.tls import TlsWire
 from ampacity.loadgen.rundir.records import RequestRecord
 from ampacity.loadgen.send.endpoint import Endpoint, Proxy
-from ampacity.loadgen.sleeper import Sleeper
+from ampacity.sleeper import Sleeper
 
 IDLE_MAX_S = 4.0  # servers close idle connections after 5 s: do not race them
 CONNECT_TIMEOUT_S = 10.0

@@ -22,7 +22,7 @@ from collections.abc import Callable
 
 from ampacity.loadgen.net.interfaces import Receiver
 from ampacity.loadgen.receive import hot_path
-from ampacity.loadgen.sleeper import Sleeper
+from ampacity.sleeper import Sleeper
 
 TURN_NS = 2_000_000  # from one turn to the next ...
 TURN_MAX_NS = 4_000_000  # ... or as long as it takes for so many reads, but no longer than this:

@@ -1,13 +1,9 @@
 """Run the engine in real time: the tokens of a step are sent at its planned end."""
 
 import asyncio
-import contextlib
-import ctypes
 import heapq
 import itertools
 import math
-import os
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -16,6 +12,7 @@ from typing import Any, cast
 
 from ampacity.simulator.engine.deployment import Deployment, Run
 from ampacity.simulator.engine.engine import Request, StepResult
+from ampacity.sleeper import Sleeper
 
 GIVE_UP_S = 0.25  # a step later than this delays all after it, instead of catching up
 # From the start of a step until it is computed; at most a quarter of the step before.
@@ -30,53 +27,6 @@ class LiveRequest(Request):
     finish_reason: str = "length"
     prefill_s: float = 0.0  # start of the step that completed its prompt
     real_first_token_s: float = 0.0  # when its first token was sent
-
-
-class DeadlineTimer:
-    """Call back at a time of `time.monotonic`, within some 0.1 ms on Linux, by a timerfd.
-
-    Elsewhere the event loop's own timer is used, which may round to milliseconds.
-    """
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
-        self._loop = loop
-        self._callback = callback
-        self._handle: asyncio.TimerHandle | None = None
-        self._fd = -1
-        if sys.platform == "linux":
-            self._libc = ctypes.CDLL(None, use_errno=True)
-            self._fd = self._libc.timerfd_create(time.CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
-        if self._fd >= 0:
-            # struct itimerspec: interval and value, each (s, ns)
-            self._spec = (ctypes.c_long * 4)()
-            loop.add_reader(self._fd, self._expired)
-
-    def set(self, at_s: float) -> None:
-        """Set the deadline, replacing any other; one that has passed is due at once."""
-        if self._fd >= 0:
-            at_ns = max(1, int(at_s * 1e9))
-            self._spec[2], self._spec[3] = divmod(at_ns, 1_000_000_000)
-            absolute = 1
-            self._libc.timerfd_settime(self._fd, absolute, self._spec, None)
-        else:
-            self._cancel()
-            self._handle = self._loop.call_later(max(0.0, at_s - time.monotonic()), self._callback)
-
-    def close(self) -> None:
-        self._cancel()
-        if self._fd >= 0:
-            self._loop.remove_reader(self._fd)
-            os.close(self._fd)
-            self._fd = -1
-
-    def _cancel(self) -> None:
-        if self._handle is not None:
-            self._handle.cancel()
-
-    def _expired(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.read(self._fd, 8)
-            self._callback()
 
 
 class LiveRun(Run):
@@ -109,7 +59,7 @@ class LiveRun(Run):
         self._patience_s = [0.0] * len(self.engines)
         self._speculative = deployment.config.speculation is not None
         self._loop = asyncio.get_running_loop()
-        self._timer = DeadlineTimer(self._loop, self._pump)
+        self._timer = Sleeper()
 
     def submit(self, requests: Sequence[LiveRequest], arrival_s: float) -> None:
         """Add requests that arrive together. Raises SimulatorError for any, before it adds one."""
@@ -141,7 +91,7 @@ class LiveRun(Run):
     def _pump(self) -> None:
         self.advance(time.monotonic())
         if self._events:
-            self._timer.set(self._events[0][0])
+            self._timer.call_at(int(self._events[0][0] * 1e9), self._pump)
 
     def _start(self, number: int, now_s: float) -> None:
         self._busy[number] = True

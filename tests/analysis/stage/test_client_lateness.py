@@ -17,7 +17,7 @@ from ampacity.analysis.warnings import find_warnings
 from ampacity.config import make_settings
 from ampacity.loadgen.audit import STALLS_MAX, Measures, StageWatch, Tolerance, judge
 from ampacity.loadgen.host import busiest, changing_variables, cores_used, cpu_seconds
-from ampacity.loadgen.sleeper import Sleeper
+from ampacity.sleeper import Sleeper
 from ampacity.values import ConfigError
 from tests.support.contract import summarise
 from tests.support.synthetic import ORIGIN_NS, Stage, at_ns, make_run, request

@@ -17,7 +17,7 @@ from ampacity.loadgen.net.http import Client
 from ampacity.loadgen.plan import StagePlan
 from ampacity.loadgen.rundir.records import RequestRecord
 from ampacity.loadgen.send.endpoint import parse_endpoint
-from ampacity.loadgen.sleeper import Sleeper
+from ampacity.sleeper import Sleeper
 from tests.support.servers.fault_server import FaultServer
 from tests.support.stage_driving import (
     Driven,
@@ -190,7 +190,7 @@ def test_a_sleeper_never_wakes_early(loop: str) -> None:
 def test_without_a_timerfd_the_coarse_way_is_not_early_either(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("ampacity.loadgen.sleeper._timerfd_create", lambda: None)
+    monkeypatch.setattr("ampacity.sleeper._timerfd_create", lambda: None)
     released, calls, _ = _paced("asyncio", [0.0, 0.7, 5.0, 5.1, 9.0])
     assert (released, [i for i, _ in calls]) == (5, [0, 1, 2, 3, 4])
     assert min(ns for _, ns in calls) >= 0

@@ -13,7 +13,7 @@ from ampacity.loadgen.net.kernel_stamps import READS_MAX, TURN_NS, KernelReader
 from ampacity.loadgen.plan import Limits
 from ampacity.loadgen.receive.exchange import Exchange
 from ampacity.loadgen.rundir.records import RequestRecord
-from ampacity.loadgen.sleeper import Sleeper
+from ampacity.sleeper import Sleeper
 from tests.support.servers.fault_server import FaultServer
 from tests.support.servers.kernel_wires import Sink, connected, ended, listening
 from tests.support.stage_driving import Driven, on_loop, run_stage, schedule_at

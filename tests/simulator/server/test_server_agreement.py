@@ -17,7 +17,7 @@ import uvloop
 from ampacity.simulator.models.hardware import find_config
 from ampacity.simulator.server.launch import start_in_process
 from ampacity.simulator.server.protocol import CHAT_OVERHEAD_TOKENS
-from ampacity.simulator.server.realtime import DeadlineTimer
+from ampacity.sleeper import Sleeper
 from benchmarks.servers.truth import simulate
 
 pytestmark = pytest.mark.real_time  # needs the machine to itself
@@ -59,33 +59,16 @@ class Connection(asyncio.Protocol):
             self.idle.append(self)
 
 
-class Alarm:
-    """Sleeps to a deadline more finely than the event loop's own milliseconds."""
-
-    def __init__(self) -> None:
-        self.loop = asyncio.get_running_loop()
-        self.timer = DeadlineTimer(self.loop, self.ring)
-        self.rung: asyncio.Future[None] = self.loop.create_future()
-
-    def ring(self) -> None:
-        self.rung.set_result(None)
-
-    async def until(self, at_s: float) -> None:
-        self.rung = self.loop.create_future()
-        self.timer.set(at_s)
-        await self.rung
-
-
 async def lateness(until_s: float) -> list[float]:
     """Return how late the machine fires timers of 5 ms."""
-    alarm = Alarm()
+    alarm = Sleeper()
     late = []
     due_s = time.monotonic()
     while due_s < until_s:
         due_s += 0.005
-        await alarm.until(due_s)
+        await alarm.until(int(due_s * 1e9))
         late.append(time.monotonic() - due_s)
-    alarm.timer.close()
+    alarm.close()
     return late
 
 
@@ -100,7 +83,7 @@ async def drive(
     ]
     start_s = time.monotonic() + 0.2
     control = asyncio.create_task(lateness(start_s + DURATION_S))
-    alarm = Alarm()
+    alarm = Sleeper()
     seen = []
     for at_s, prompt, output in zip(arrivals, prompts, outputs, strict=True):
         words = "word " * (int(prompt) - CHAT_OVERHEAD_TOKENS)
@@ -114,13 +97,13 @@ async def drive(
             f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
         )
         one = DoctorResult(start_s + float(at_s))
-        await alarm.until(one.due_s)
+        await alarm.until(int(one.due_s * 1e9))
         idle.pop().send(head.encode() + body, one)
         seen.append(one)
     give_up_s = time.monotonic() + 60
     while len(idle) < CONNECTIONS and time.monotonic() < give_up_s:
         await asyncio.sleep(0.05)
-    alarm.timer.close()
+    alarm.close()
     for transport, _ in opened:  # a loop of uvloop does not close while connections are open
         transport.abort()
     await asyncio.sleep(0.2)
