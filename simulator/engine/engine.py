@@ -38,7 +38,7 @@ class Engine:
         self.free_blocks = self.kv_blocks
         self.adapters = AdapterSlots(config.max_loras or math.inf, config.adapter_load_s)
         self._cache = BlockCache(config.block_tokens) if config.prefix_caching else None
-        self._queue = WaitingQueue(by_deadline=config.policy == "deadline")
+        self._queue = WaitingQueue()
         self.batch = LockstepBatch(config.block_tokens)
         if config.speculation is not None:
             self.batch = SpeculativeBatch(config.block_tokens, config.speculation, config.seed)
@@ -172,8 +172,6 @@ class Engine:
         """
         while needed > self.free_blocks:
             victim = next(reversed(self._running))
-            if self.config.policy == "deadline":
-                victim = max(self._running, key=lambda request: request.deadline_s)
             if victim._join_tick != NOT_JOINED:
                 self.batch.interrupt(victim)
             self._release(victim)

@@ -9,7 +9,7 @@ from ampacity.simulator import SimulatorError
 from ampacity.simulator.engine.steptime import StepTime
 
 ROUTINGS = ("round-robin", "least-request", "prefix-hash", "session-sticky")
-POLICIES = ("fcfs", "prefill-priority", "decode-priority", "deadline")
+POLICIES = ("fcfs", "prefill-priority", "decode-priority")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +38,10 @@ class EngineConfig:
     """The limits and the policy of the scheduler, with vLLM's names. kv_blocks None: no limit.
 
     Policies: "fcfs" decodes in every step and spends the rest of the token budget on prompts, in
-    order of arrival; "deadline" does the same in order of `Request.deadline_s`; "prefill-priority"
-    decodes only when no prompt can be computed; "decode-priority" admits new prompts only when
-    nothing decodes. static_batching: decode-priority, and the slot of a finished request is
-    computed until the whole batch has finished.
+    order of arrival; "prefill-priority" decodes only when no prompt can be computed;
+    "decode-priority" admits new prompts only when nothing decodes. static_batching:
+    decode-priority, and the slot of a finished request is computed until the whole batch has
+    finished.
     """
 
     name: str

@@ -1,7 +1,6 @@
 """A request to an engine, and the result of one of its steps."""
 
 import copy
-import math
 from collections.abc import Hashable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import NamedTuple, Self
@@ -20,7 +19,6 @@ class Request:
     block_hashes: Sequence[Hashable] = ()
     session: Hashable = None  # for sticky routing
     adapter: str | None = None  # a LoRA's name
-    deadline_s: float = math.inf  # time, for the policy "deadline"
     ready_tokens: int = 0  # prompt tokens whose KV entries were copied from a prefill engine
     arrival_s: float = 0.0
     first_token_s: float | None = None

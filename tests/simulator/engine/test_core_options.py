@@ -153,7 +153,6 @@ def test_conservation_under_every_option(
             output,
             block_hashes=names,
             adapter=f"lora{prefix}" if prefix else None,
-            deadline_s=float(number * 7 % 11),
         )
         engine.submit(request, 0.001 * number)
         requests.append((request, dropped and number % 3 == 0))
@@ -215,22 +214,6 @@ def test_all_drafts_accepted_come_at_once() -> None:
 
 
 # Policies
-
-
-def test_earliest_deadline_goes_first() -> None:
-    engine = Engine(tiny(policy="deadline", max_num_seqs=1))
-    late, never, soon = Request(2, 2, deadline_s=9.0), Request(2, 2), Request(2, 2, deadline_s=1.0)
-    for request in (late, never, soon):
-        engine.submit(request, 0.0)
-    assert run_dry(engine) == [soon, late, never]
-
-
-def test_a_deadline_does_not_bring_a_request_forward_in_time() -> None:
-    engine = Engine(tiny(policy="deadline", max_num_seqs=1))
-    early, soon = Request(2, 1), Request(2, 1, deadline_s=1.0)
-    engine.submit(early, 0.0)
-    engine.submit(soon, 5.0)
-    assert run_dry(engine) == [early, soon]
 
 
 def turns(policy: str, **changes: object) -> list[tuple[int, int]]:

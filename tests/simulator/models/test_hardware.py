@@ -211,9 +211,9 @@ def test_composed_names() -> None:
 
 def test_scheduling_settings_follow_any_name() -> None:
     found = find_config(
-        "demo,policy=deadline,prefix_caching=on,speculation=3:0.7:0.001,max_loras=4"
+        "demo,policy=decode-priority,prefix_caching=on,speculation=3:0.7:0.001,max_loras=4"
     )
-    assert (found.policy, found.prefix_caching, found.max_loras) == ("deadline", True, 4)
+    assert (found.policy, found.prefix_caching, found.max_loras) == ("decode-priority", True, 4)
     assert found.speculation == Speculation(3, 0.7, 0.001)
     assert found.kv_blocks == PRESETS["demo"].kv_blocks
     assert find_config("linear:0.01,0.001,static_batching=on,max_num_seqs=16").static_batching
