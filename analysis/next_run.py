@@ -155,9 +155,9 @@ def next_command(summary: Summary, meta: Mapping[str, Any], path: str) -> str | 
     if not words or summary.imported or (quota and quota.binds):
         return None
     if words[1] == "demo":  # it needs most of two cores; a prediction needs no real time
-        slos = "--slo ttft_p95=250ms --slo itl_p99=100ms"
+        slos = shlex.join(part for slo in summary.slos for part in ("--slo", slo.text))
         if summary.audit.client_limited:
-            return f"ampacity predict --preset demo --workload chat-short {slos}"
+            return f"ampacity predict --preset demo-l40s --workload chat-short {slos}"
         return f"ampacity sweep http://YOUR-SERVER/v1 {slos}"
     if str(summary.partial or "").startswith(("interrupted", "killed")):
         return resume_command(words, path) or again(words, {})

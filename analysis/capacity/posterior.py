@@ -25,6 +25,9 @@ from ampacity.analysis.slo import GAP_METRICS, WAITS, Slo
 NEAR = 0.2  # in ln(load): the distance over which the model is trusted to be a straight line
 # requests in a cluster, per rho / (1 - rho)^2; 2.7 to 3.7 in an M/M/1 queue at rho 0.5 to 0.85
 MEMORY = 3.0
+# Larger clusters speak against a slope: more than 5 times its memory, with an s.d. of 0.6 in ln
+# (heavy-tailed service times have up to 3 times)
+LARGE = (math.log(5.0), 0.6)
 START_UP = 5.0  # clusters that a stage must last to count half: it starts idle
 FIRST_LOOKS = 40  # stages by which it is found which are near the limit
 RISE = 0.3  # least 1/(1 - rho) of a stage over that at x*: near saturation it is not known
@@ -190,15 +193,19 @@ class _Case:
     of_limit: bool
 
 
-def _clusters(looks: Looks, centre: float, weight: Floats, r: Floats) -> tuple[Floats, Floats]:
+def _clusters(
+    looks: Looks, centre: float, weight: Floats, r: Floats
+) -> tuple[Floats, Floats, Floats]:
     """Return (mean cluster size of the queue's misses, requests that its memory spans) near x*.
 
-    Shape (slopes, floors, 1, stages); ``r``: rho/(1 - rho), shape (slopes, floors).
+    Shape (slopes, floors, 1, stages). Third, ln of the chance of clusters as large as those seen,
+    shape (slopes, floors, 1). ``r``: rho/(1 - rho), shape (slopes, floors).
 
     Misses come in clusters that few stages see enough of, and a stage that happens to see few of
     them takes its sample for a large one. So the clustering is pooled over all misses near the
     limit, and no less than what goes with the slope: the memory of a queue near saturation is of
     the order of rho/(1-rho)^2 requests, which grows with the load by the power (1+rho)/(1-rho).
+    Clusters far larger than that are those of a queue nearer to saturation, with a steeper slope.
     """
     there = np.exp(np.clip(looks.x - centre, -NEAR, NEAR))  # over x*
     r = r[..., None]
@@ -208,7 +215,9 @@ def _clusters(looks: Looks, centre: float, weight: Floats, r: Floats) -> tuple[F
     pooled = (looks.clustering / scale) @ seen / max(float(seen.sum()), 1e-9)
     memory = MEMORY * r * (1 + r) * looks.per_request
     size = np.maximum(pooled[..., None], memory) * scale
-    return size[:, :, None, :], (memory * scale)[:, :, None, :]
+    beyond = np.log(np.maximum(pooled[..., None], 1e-9) / memory) - LARGE[0]
+    chance = -((np.maximum(beyond, 0) / LARGE[1]) ** 2) / 2
+    return size[:, :, None, :], (memory * scale)[:, :, None, :], chance
 
 
 def _posterior(looks: Looks, weight: Floats, centre: float, case: _Case, grids: int) -> Posterior:
@@ -242,14 +251,17 @@ class _Queue:
         self.looks = looks
         self.idle = FLOORS[:, None, None] * allowed
         self.allowed = allowed
-        self.clusters, self.memory = _clusters(looks, centre, weight, r)
+        self.clusters, self.memory, self.chance = _clusters(looks, centre, weight, r)
         self.r = r[:, :, None, None]
         # equal under all hypotheses: one that made a stage count less would explain it away
         fate = np.maximum(looks.together, looks.clustering)
         self.power = weight / (1 + START_UP * fate / looks.n)
 
     def log_likelihood(self, grid: Floats) -> Floats:
-        """Return ln of the likelihood of all misses, shape (slopes, floors, grid)."""
+        """Return ln of the likelihood of all misses and their clusters.
+
+        Shape (slopes, floors, grid).
+        """
         looks, n, share = self.looks, self.looks.n, self.looks.share
         rise = np.expm1(np.clip(looks.x - grid[:, None], -50, 3))  # grid, looks
         late = late_share(SLOPES[:, None, None, None], self.idle, self.allowed, rise)
@@ -262,7 +274,7 @@ class _Queue:
         size = (size * in_queue + looks.per_request * at_idle) / expected
         size = np.maximum(size, looks.per_request) + SPREAD**2 * n * share * (1 - share)
         density = _log_density(n * share, 2 * expected / size, size / 2)
-        return np.asarray((density * self.power).sum(axis=-1))
+        return np.asarray((density * self.power).sum(axis=-1) + self.chance)
 
 
 def _log_unstable(grid: Floats, unstable: Floats) -> Floats:

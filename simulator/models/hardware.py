@@ -253,9 +253,12 @@ def _named(name: str) -> EngineConfig:
     )
 
 
-# `demo` is light on the CPU in real time: 64 slots, steps of about 8 to 10 ms.
+# Light on the CPU in real time: 64 slots, steps of some 9 ms (`demo`) and 4.5 ms (`demo-l40s`, which
+# is that of `ampacity demo`: twice the requests in the same time).
 _PRESETS = {
     "demo": "qwen2.5-1.5b@l4,weights=fp8,max_num_seqs=64,max_num_batched_tokens=2048,"
+    "max_model_len=8192",
+    "demo-l40s": "qwen2.5-1.5b@l40s,weights=fp8,max_num_seqs=64,max_num_batched_tokens=2048,"
     "max_model_len=8192",
     "qwen2.5-1.5b-l4": "qwen2.5-1.5b@l4,max_num_batched_tokens=2048",
     "llama3-8b-l4": "llama3-8b@l4,max_num_batched_tokens=2048",

@@ -401,7 +401,7 @@ def test_after_the_demo_comes_a_sweep_of_ones_own_server() -> None:
     found = next_command(
         read_summary(open_sweep()), {"command_line": ["ampacity", "demo"]}, "runs/x"
     )
-    assert found == "ampacity sweep http://YOUR-SERVER/v1 --slo ttft_p95=250ms --slo itl_p99=100ms"
+    assert found == "ampacity sweep http://YOUR-SERVER/v1 --slo ttft_p99=2s --slo itl_p99=100ms"
 
 
 def test_in_flight_at_a_lower_bound_is_a_lower_bound_too() -> None:

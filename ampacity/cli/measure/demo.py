@@ -6,9 +6,9 @@ from typing import Any
 from ampacity.cli import options as o
 
 # short stages up to saturation leave most of the time for loads near the limit
-PRESET, WORKLOAD, DURATION, START_RPS = "demo", "chat-short", "8s", 90.0
+PRESET, WORKLOAD, DURATION, START_RPS = "demo-l40s", "chat-short", "8s", 180.0
 MAX_DURATION_S = 100.0  # with the waits for answers after each stage
-SLOS = ["ttft_p95=250ms", "itl_p99=100ms"]
+SLOS = ["ttft_p95=150ms", "itl_p99=50ms"]
 
 
 @o.shares(("rates", "duration", "seed", "out"), duration=DURATION)
@@ -31,9 +31,9 @@ def demo(raw: dict[str, Any], json: o.Json = False) -> None:
             "duration": DURATION,
             "slo": SLOS,
             **raw,
-            "lock": ["hardware=simulated L4", "engine=ampacity simulator"],
+            "lock": ["hardware=simulated L40S", "engine=ampacity simulator"],
             "peak_rps": 1000,
-            "gpu_hour": 0.8,
+            "gpu_hour": 1.0,
         }
         limit_s = None if "rates" in raw else MAX_DURATION_S
         drive = partial(sweep, start_rps=START_RPS, max_duration_s=limit_s)
