@@ -135,6 +135,15 @@ def hot_path_either_way(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session")
+def dated_by_the_kernel() -> Iterator[None]:
+    """The kernel gives time stamps, from the first packet of the test to the end of the session."""
+    from tests.support.servers.kernel_wires import stamping
+
+    with stamping():
+        yield
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
