@@ -74,7 +74,7 @@ def test_a_large_run_has_the_figures_of_a_small_one(
     monkeypatch.setattr(parquet, "ROWS_BACK", 10)
     monkeypatch.setattr(chunks, "PART_CHUNKS", 100)
     assert isinstance(load_run(tmp_path / "run").requests, parquet.StoredRecords)
-    for held_values in (150, 10**6):
+    for held_values in (600, 10**6):
         monkeypatch.setattr(parquet, "HELD_VALUES", held_values)
         assert findings(tmp_path / "run") == whole
 
