@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ampacity.simulator.server.launch import Started
 
 from tests.support.args import QUICK_DRAW, Cli, Command, Result, args_of
+from tests.support.drawn_here import DRAWN_HERE
 from tests.support.repeats import often
 
 settings.register_profile(
@@ -101,6 +102,7 @@ def quickly(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("ampacity.experiments.virtual.player.REQUESTS_MIN", often(600, 2000))
     if marked("draws") is None:
         monkeypatch.setattr("ampacity.reports.charts.svg._DRAW", QUICK_DRAW)
+        monkeypatch.setattr("ampacity.reports.charts.svg.subprocess", DRAWN_HERE)
     if marked("real_time") is None:
         monkeypatch.setattr("ampacity.experiments.stages.rig.REPEATS_MAX", 0)
         monkeypatch.setattr("ampacity.loadgen.audit.StageWatch.entered", 1)
