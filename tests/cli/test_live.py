@@ -144,6 +144,7 @@ def test_a_stopped_terminal_does_not_hold_the_run_up(server: Started, tmp_path: 
         process = subprocess.Popen(command, stdout=out, stderr=writer, start_new_session=True)
     try:
         assert process.wait(90) == 0
+        assert len(os.read(reader, 65536)) > 4000  # it was full
     finally:
         process.kill()
         os.close(writer)
