@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from ampacity.simulator.server.launch import Started
 
 from tests.support.args import QUICK_DRAW, Cli, Command, Result, args_of
+from tests.support.drawn_here import DRAWN_HERE
+from tests.support.repeats import often
 
 settings.register_profile(
     "busy",
@@ -32,6 +34,8 @@ settings.load_profile("busy")  # a machine that does other work fails no propert
 # kept bytecode: else every process that a test starts compiles this package, half a second
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+# one thread of linear algebra, or each small fit waits for the others' in a spin: 3 times the CPU
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # the command line is built once for all calls in this process: building it takes 40 ms
 typer.main.get_command = functools.cache(typer.main.get_command)
 
@@ -93,10 +97,12 @@ def cli(ampacity: Callable[..., object], capfd: pytest.CaptureFixture[str]) -> C
 def quickly(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Draw empty pictures, which saves 1.5 s a report, where a test is not about them; repeat no
     stage because this machine was busy, and collect no garbage before a stage (0.1 s, with all that
-    the tests keep), where a test is not about time."""
+    the tests keep), where a test is not about time; predict stages of 600 requests, not 2,000."""
     marked = request.node.get_closest_marker
+    monkeypatch.setattr("ampacity.experiments.virtual.player.REQUESTS_MIN", often(600, 2000))
     if marked("draws") is None:
         monkeypatch.setattr("ampacity.reports.charts.svg._DRAW", QUICK_DRAW)
+        monkeypatch.setattr("ampacity.reports.charts.svg.subprocess", DRAWN_HERE)
     if marked("real_time") is None:
         monkeypatch.setattr("ampacity.experiments.stages.rig.REPEATS_MAX", 0)
         monkeypatch.setattr("ampacity.loadgen.audit.StageWatch.entered", 1)
@@ -132,6 +138,15 @@ def hot_path_either_way(request: pytest.FixtureRequest) -> Iterator[None]:
             patch.setattr(hot_path, "COMPILED", False)
         elif not hot_path.COMPILED:
             pytest.skip("loadgen/receive/_hot_path.c was not built: no C compiler, or no Linux")
+        yield
+
+
+@pytest.fixture(scope="session")
+def dated_by_the_kernel() -> Iterator[None]:
+    """The kernel gives time stamps, from the first packet of the test to the end of the session."""
+    from tests.support.servers.kernel_wires import stamping
+
+    with stamping():
         yield
 
 

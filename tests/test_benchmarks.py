@@ -88,7 +88,7 @@ def test_two_workers_carry_what_their_cpu_leaves_of_the_core() -> None:
 
 
 @needs_mock
-@pytest.mark.real_time
+@pytest.mark.slow
 def test_every_scheduled_request_arrives_once_and_tokens_agree(tmp_path: Path) -> None:
     load = Load(rate_rps=20, duration_s=2, output_tokens=24)
     out = tmp_path / "run"
@@ -124,7 +124,6 @@ def test_every_scheduled_request_arrives_once_and_tokens_agree(tmp_path: Path) -
 
 
 @needs_mock
-@pytest.mark.real_time
 def test_a_stalled_server_goes_on_reading_and_shifts_every_stream(tmp_path: Path) -> None:
     import socket
 

@@ -78,7 +78,12 @@ class Observations:
 
     @cached_property
     def n_censored(self) -> int:
-        return int(np.count_nonzero(~np.isnan(self.censored)))
+        return len(self._ages)
+
+    @cached_property
+    def _ages(self) -> Floats:
+        """Return the ages of the censored samples, shape (n_censored,)."""
+        return self.censored[~np.isnan(self.censored)]
 
     def misses(self, limit_s: float) -> Floats:
         """Return samples above the limit per request; a censored one counts once its age is."""
@@ -86,8 +91,10 @@ class Observations:
 
     def misses_each(self, limits_s: Floats) -> Floats:
         """Return ``misses`` for each of k limits, shape (k, n_owners)."""
-        with np.errstate(invalid="ignore"):
-            endless = self.infinite + (self.censored > limits_s[:, None])
+        endless = self.infinite
+        if self.n_censored:
+            with np.errstate(invalid="ignore"):
+                endless = endless + (self.censored > limits_s[:, None])
         return np.asarray(self._over(limits_s) + endless, dtype=np.float64)
 
     def _over(self, limits_s: Floats) -> Floats:
@@ -111,14 +118,10 @@ class Observations:
 
     def shares_over(self, limits_s: Floats) -> Floats:
         """Return the share of all samples above each of k limits, shape (k,)."""
-        values, cumulative = self._sorted
-        at_most = np.searchsorted(values, limits_s, side="right")
-        if cumulative is not None:
-            at_most = np.concatenate([[0.0], cumulative])[at_most]
-        ages = self.censored[~np.isnan(self.censored)]
-        return np.asarray(
-            1 - (at_most + (ages[:, None] <= limits_s).sum(axis=0)) / self.n, dtype=np.float64
-        )
+        at_most = self._at_most(limits_s)
+        if self.n_censored:
+            at_most = at_most + (self._ages[:, None] <= limits_s).sum(axis=0)
+        return np.asarray(1 - at_most / self.n, dtype=np.float64)
 
     def effective_size(self, limit_s: float) -> float:
         """Return n_eff for the share above ``limit_s``.
@@ -191,9 +194,7 @@ class Observations:
 
         Censored ones count as over.
         """
-        values, cumulative = self._sorted
-        at_most = np.searchsorted(values, levels_s, side="right")
-        within = at_most if cumulative is None else np.concatenate([[0.0], cumulative])[at_most]
+        within = self._at_most(levels_s)
         tau, _ = self.clustering(quantile)
         return few_by_chance(self.n - within, self.n, 1 - quantile, tau, self.likely_cluster)
 
@@ -224,13 +225,21 @@ class Observations:
         order = np.argsort(self.values, kind="stable")
         return self.values[order], np.cumsum(self.weights[order])
 
+    def _at_most(self, limits_s: Floats) -> Floats:
+        """Return the finite samples up to each of k limits, shape (k,)."""
+        values, cumulative = self._sorted
+        places = np.searchsorted(values, limits_s, side="right")
+        if cumulative is None or not len(cumulative):
+            return places.astype(np.float64)
+        return np.where(places > 0, cumulative[places - 1], 0.0)
+
     @cached_property
     def _merged(self) -> tuple[Floats, Floats | None]:
         """Return the sorted values, censored ones at their age, and the cumulative weights."""
         values, cumulative = self._sorted
         if not self.n_censored:
             return values, cumulative
-        ages = self.censored[~np.isnan(self.censored)]
+        ages = self._ages
         weights = np.ones(len(values)) if cumulative is None else np.diff(cumulative, prepend=0.0)
         merged = np.concatenate([values, ages])
         order = np.argsort(merged, kind="stable")

@@ -102,7 +102,6 @@ def made(tmp_path: Path) -> Path:
     [
         ("--help", "out", 0),
         ("report RUN", "out err", 0),
-        ("report RUN --json", "out", 0),
         ("report RUN/no-such", "err", 2),
         ("workload sample chat -n 2000 --rates 5", "out", 0),  # more than a pipe holds
         ("gate RUN --baseline BASE", "out err", 1),

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from tests.engines.relay import Relay, WireRequest
-from tests.support.args import COMMAND, args_of
+from tests.support.args import COMMAND_ONCE, args_of
 
 RUN_LIMIT_S = 100.0
 
@@ -54,7 +54,7 @@ def _object(path: Path) -> dict[str, Any]:
 
 def ampacity_command(*args: object) -> list[str]:
     """The command line as a process of its own."""
-    return [*COMMAND, *args_of(*args)]
+    return [*COMMAND_ONCE, *args_of(*args)]
 
 
 def ampacity(

@@ -99,7 +99,6 @@ def trace_rows(request: pytest.FixtureRequest) -> Rows:
     return request.getfixturevalue("azure_rows") if request.param == "azure" else synthetic_rows()
 
 
-@pytest.mark.real_time  # needs the machine to itself
 def test_trace_replay_keeps_the_times_and_counts_of_every_row(
     llamacpp: Engine, trace_rows: Rows, tmp_path: Path
 ) -> None:

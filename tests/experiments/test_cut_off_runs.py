@@ -25,7 +25,7 @@ from ampacity.simulator.server.launch import Started
 from ampacity.values import ConfigError
 from ampacity.workloads.profile import load_workload
 from ampacity.workloads.schedule import open_schedule
-from tests.support.args import COMMAND, args_of
+from tests.support.args import COMMAND, Cli, args_of
 from tests.support.processes import kills
 from tests.support.servers.fault_server import FaultServer
 from tests.support.servers.faults import Call
@@ -59,7 +59,7 @@ def as_scheduled() -> dict[tuple[int, int], tuple[int, int, int]]:
 )
 @pytest.mark.skipif(sys.platform != "linux", reason="finds the workers in /proc")
 def test_a_run_that_is_cut_off_goes_on_with_the_same_requests(
-    how: signal.Signals, workers: int, status: int, server: Started, tmp_path: Path
+    how: signal.Signals, workers: int, status: int, server: Started, cli: Cli, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
     process = kills.start("run", server.url, *LOAD, "--workers", workers, "--out", run)
@@ -75,16 +75,17 @@ def test_a_run_that_is_cut_off_goes_on_with_the_same_requests(
         gone_s = kills.lost_s(run, killed_ns)
         assert gone_s is None or gone_s < 1.0
     kept = kills.by_id(run)
-    status, out, err = kills.finished("run", "--resume", run, "--json")
-    assert status == 0, err
+    resumed = cli("run", "--resume", run, "--json")
+    assert resumed.returncode == 0, resumed.stderr
     assert kills.planned(run) == as_scheduled()
     assert kept.items() <= kills.by_id(run).items()
-    summary = json.loads(out)
+    summary = json.loads(resumed.stdout)
     assert summary["partial"] is None
     assert warned(summary, "resumed") in {w["text"] for w in summary["warnings"]}
     assert (run / "report.html").is_file()
-    status, _, err = kills.finished("run", "--resume", run)
-    assert (status, "nothing is left to resume" in err, err.count("\n")) == (2, True, 1)
+    again = cli("run", "--resume", run)
+    assert (again.returncode, again.stderr.count("\n")) == (2, 1)
+    assert "nothing is left to resume" in again.stderr
 
 
 class HangsFrom(FaultServer):
@@ -134,7 +135,7 @@ def noted(run: Path) -> int:
 @pytest.mark.skipif(sys.platform != "linux", reason="a limit on the size of files")
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_run_whose_disk_is_full_goes_on_once_there_is_room(
-    workers: int, server: Started, tmp_path: Path
+    workers: int, server: Started, cli: Cli, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
     words = ["run", server.url, *LOAD, "--workers", str(workers), "--out", str(run)]
@@ -147,8 +148,8 @@ def test_a_run_whose_disk_is_full_goes_on_once_there_is_room(
     if workers > 1:  # the findings come before what cannot be written
         assert "PARTIAL   aborted" in done.stdout
     assert 0 < len(kills.planned(run)) < len(as_scheduled())
-    status, _, err = kills.finished("run", "--resume", run)
-    assert status == 0, err
+    resumed = cli("run", "--resume", run)
+    assert resumed.returncode == 0, resumed.stderr
     assert kills.planned(run) == as_scheduled()
 
 

@@ -237,7 +237,6 @@ def test_the_key_is_written_nowhere(
     assert {r["status"] for r in rows(tmp_path / "run")} == {"ok"}
 
 
-@pytest.mark.real_time
 def test_an_endpoint_that_dies_ends_in_a_report_with_the_errors_counted(tmp_path: Path) -> None:
     run = tmp_path / "run"
     with start_in_process("demo") as doomed:
@@ -286,7 +285,7 @@ def test_help_needs_little_time() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="finds the workers in /proc")
 @pytest.mark.parametrize(("number", "how"), [(1, signal.SIGKILL), (2, signal.SIGABRT)], ids=str)
-@pytest.mark.real_time
+@pytest.mark.slow
 def test_a_worker_that_is_killed_makes_its_stage_no_finding(
     number: int, how: signal.Signals, server: Started, tmp_path: Path
 ) -> None:

@@ -64,7 +64,7 @@ def summary_of(path: Path) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.real_time
+@pytest.mark.slow
 def test_a_sweep_finds_the_quota_and_climbs_no_further(
     ampacity: Callable[..., object], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

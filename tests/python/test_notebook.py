@@ -4,8 +4,10 @@ import ast
 import asyncio
 import inspect
 import json
+import subprocess
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ import ampacity as public
 from ampacity.analysis.change.judged import CompareError
 from ampacity.notebook import _words
 from ampacity.simulator.server.launch import start_in_process
+from tests.support.args import COMMAND
 from tests.support.synthetic import Stage, fixed, make_run
 
 NOTEBOOK = Path(__file__).parents[2] / "docs" / "notebook.ipynb"
@@ -30,6 +33,18 @@ async def execute(sources: list[str], names: dict[str, Any]) -> None:
         code = compile(source, "cell", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
         if inspect.isawaitable(waiting := eval(code, names)):
             await waiting
+
+
+@pytest.fixture(autouse=True)
+def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commands of a notebook draw no pictures, as those of other tests."""
+
+    def start(words: list[str], **how: Any) -> subprocess.Popen[str]:
+        assert words[1:3] == ["-m", "ampacity"]
+        return subprocess.Popen([*COMMAND, *words[3:]], **how)
+
+    known = {"Popen": start, "PIPE": subprocess.PIPE, "DEVNULL": subprocess.DEVNULL}
+    monkeypatch.setattr("ampacity.notebook.subprocess", SimpleNamespace(**known))
 
 
 @pytest.mark.slow

@@ -7,7 +7,6 @@ import os
 import re
 import socket
 import subprocess
-import sys
 import urllib.request
 import xml.etree.ElementTree as ET
 from base64 import b64encode, urlsafe_b64encode
@@ -19,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.support.args import COMMAND
 from tests.support.processes.command_lines import run_all
 from tests.support.repeats import LONG
 from tests.support.servers.fault_server import FaultServer
@@ -234,7 +234,7 @@ def artefacts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
             server.port_of_page = 0 if name == "ab" else free_port()
             page = ["--prometheus", str(server.port_of_page)] if name != "ab" else []
             with subprocess.Popen(
-                [sys.executable, "-m", "ampacity", *words, *page],
+                [*COMMAND, *words, *page],  # the pages of lines_after have pictures
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
@@ -279,7 +279,7 @@ def test_the_server_sent_everything_back(artefacts: dict[str, str]) -> None:
     ]
     assert artefacts["status of gate"] in ("0", "3")  # so few requests may decide nothing
     assert any(name.endswith("g.html") for name in artefacts)
-    for part in ("ampacity_requests_sent", "ampacity\0run", "resourceMetrics", "worker"):
+    for part in ("ampacity_requests_sent", "\0run\0http:", "resourceMetrics", "worker"):
         assert part in artefacts["command lines, Prometheus page, OTLP"]
 
 

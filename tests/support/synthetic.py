@@ -1,6 +1,7 @@
 """Runs made by hand or by a small queue, written as real run directories."""
 
 import copy
+import itertools
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -48,19 +49,22 @@ def request(
     the gaps.
 
     ``tail_s`` is the time from the last token to the end of the response. ``columns`` override."""
-    started = scheduled_s + start_delay_s
-    at = [] if ttft_s is None else list(ttft_s + np.concatenate([[0.0], np.cumsum(gaps_s)]))
-    last = started + (at[-1] if at else 0.0)
+    started_s = scheduled_s + start_delay_s
+    after_first = itertools.accumulate(map(float, gaps_s), initial=0.0)
+    at = [] if ttft_s is None else [float(ttft_s) + after_s for after_s in after_first]
+    last_s = started_s + (at[-1] if at else 0.0)
     tokens = sum(chunk_tokens) if chunk_tokens is not None else len(at)
+    scheduled_ns, started_ns = at_ns(scheduled_s), at_ns(started_s)
+    first_ns = at_ns(started_s + at[0]) if at else None
     values: dict[str, Any] = {
-        "dispatched_ns": at_ns(scheduled_s),
-        "connected_ns": at_ns(started),
-        "started_ns": at_ns(started),
-        "sent_ns": at_ns(started),
-        "first_token_ns": at_ns(started + at[0]) if at else None,
-        "first_answer_ns": at_ns(started + at[0]) if at else None,
-        "last_token_ns": at_ns(last) if at else None,
-        "ended_ns": at_ns(last + tail_s),
+        "dispatched_ns": scheduled_ns,
+        "connected_ns": started_ns,
+        "started_ns": started_ns,
+        "sent_ns": started_ns,
+        "first_token_ns": first_ns,
+        "first_answer_ns": first_ns,
+        "last_token_ns": at_ns(last_s) if at else None,
+        "ended_ns": at_ns(last_s + tail_s),
         "input_tokens_planned": 100,
         "input_tokens": 100,
         "output_tokens_planned": columns.get("output_tokens") or tokens,
@@ -70,7 +74,6 @@ def request(
         "chunk_at_us": [round(a * 1e6) for a in at],
         "chunk_tokens": None if chunk_tokens is None else list(chunk_tokens),
     }
-    scheduled_ns = at_ns(scheduled_s)
     assert scheduled_ns is not None
     return RequestRecord(
         request_id=request_id,

@@ -13,6 +13,7 @@ from ampacity.analysis.capacity.knee import find_knee
 from ampacity.analysis.stats.scalability import corner_of_bounds
 from benchmarks.studies.knee_hits import sweep
 from tests.support.contract import on_stages
+from tests.support.repeats import often
 
 find_knee = on_stages(find_knee)
 
@@ -119,15 +120,15 @@ def test_failures_in_the_tail_are_a_knee_where_they_begin() -> None:
 def test_the_region_is_that_of_all_stages_on_sweeps_of_a_batching_server() -> None:
     """600 sweeps on each server: docs/methods.md. True p95/p50 passes twice its low-load level at
     8.8 in flight."""
-    named = held = 0
-    for k in range(12):
+    named, held, n = 0, 0, often(6, 12)
+    for k in range(n):
         stages, beyond = sweep("batch", np.random.default_rng([7, k]))
         knee, more = find_knee(stages), find_knee(stages + beyond)
         if knee.region is not None:
             assert more.region == knee.region
             named += 1
             held += knee.region[0] <= 8.8 <= knee.region[1]
-    assert named >= 3
+    assert named >= n / 4
     assert held >= named - 1
 
 

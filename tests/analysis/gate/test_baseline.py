@@ -1,6 +1,7 @@
 """Baselines: which runs make one, which files are read, tolerances, and a sequence of looks."""
 
 import argparse
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +41,14 @@ def test_the_sentence_promises_no_more_than_its_checks() -> None:
     assert _sentence("inconclusive", [three[2]]) == "Inconclusive: e2e_p50 at 5/s."
 
 
-def test_baselines_that_cannot_be_used(tmp_path: Path) -> None:
-    text = write_baseline(make_baseline([run(tmp_path / "base", stage(ttfts(1)))]))
+@pytest.fixture(scope="module")
+def of_a_run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The baseline of 1,000 requests."""
+    return make_baseline([run(tmp_path_factory.mktemp("of_a_run") / "base", stage(ttfts(1)))])
+
+
+def test_baselines_that_cannot_be_used(tmp_path: Path, of_a_run: dict[str, Any]) -> None:
+    text = write_baseline(of_a_run)
     for changed, says in (
         (text[:5000], "cut off"),
         (text.replace('"seed": 1', '"seed": 2'), "changed by hand"),
@@ -123,9 +130,9 @@ def p99_of(content: dict[str, Any]) -> Any:
     ],
 )
 def test_a_baseline_that_was_edited_and_signed_anew_is_one_line(
-    tmp_path: Path, spoil: Any, says: str
+    tmp_path: Path, spoil: Any, says: str, of_a_run: dict[str, Any]
 ) -> None:
-    content = make_baseline([run(tmp_path / "base", stage(ttfts(1)))])
+    content = copy.deepcopy(of_a_run)
     spoil(content)
     (tmp_path / "base.json").write_text(write_baseline(content))
     with pytest.raises(CompareError, match=says) as error:
@@ -133,8 +140,10 @@ def test_a_baseline_that_was_edited_and_signed_anew_is_one_line(
     assert "\n" not in str(error.value)
 
 
-def test_a_baseline_with_a_value_that_is_no_number_cannot_be_read(tmp_path: Path) -> None:
-    text = write_baseline(make_baseline([run(tmp_path / "base", stage(ttfts(1)))]))
+def test_a_baseline_with_a_value_that_is_no_number_cannot_be_read(
+    tmp_path: Path, of_a_run: dict[str, Any]
+) -> None:
+    text = write_baseline(of_a_run)
     (tmp_path / "base.json").write_text(text.replace('"noise": 0.', '"noise": NaN, "was": 0.', 1))
     with pytest.raises(CompareError, match="NaN is no number"):
         read_baseline(tmp_path / "base.json")

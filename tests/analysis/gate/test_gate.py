@@ -19,6 +19,7 @@ from ampacity.analysis.gate.gate import judge_gate, twice_as_slow
 from ampacity.analysis.metrics.requests import RecordsError
 from ampacity.reports.change.gate import gate_markdown, gate_screen, junit_xml, lines
 from tests.support.compared_runs import RATE, stage, ttfts
+from tests.support.repeats import often
 from tests.support.synthetic import Stage, make_run, request
 
 TIGHT = parse_tolerances(["p50=3%", "p90=3%"])  # less than the noise of so few requests allows
@@ -158,15 +159,16 @@ def test_noise_is_learned_from_several_baseline_runs(tmp_path: Path) -> None:
 
 
 def test_false_alarms_over_all_metrics_together(tmp_path: Path) -> None:
-    """Pairs that share nothing but the workload: of 16 at 5 % each, four would come once in 120."""
-    verdicts = []
-    for seed in range(16):
+    """Pairs that share nothing but the workload: of 8 at 5 % each, three would come once in 170, of
+    16 four once in 140."""
+    verdicts, n = [], often(8, 16)
+    for seed in range(n):
         pair = [
             run(tmp_path / f"{seed}-{arm}", stage(ttfts(10 * seed + arm, 300)), seed=2 * seed + arm)
             for arm in (0, 1)
         ]
         verdicts.append(judge_gate(baseline(*pair[:1]), pair[1:], {}).verdict)
-    assert verdicts.count("regression") <= 3
+    assert verdicts.count("regression") <= (2 if n == 8 else 3)
 
 
 # --- never a pass -----------------------------------------------------------------------------

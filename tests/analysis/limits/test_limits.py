@@ -25,13 +25,16 @@ from ampacity.analysis.contract.summary import Summary, read_summary
 from ampacity.analysis.limits.table import RULES, find_limits
 from ampacity.analysis.summary import summarise
 from ampacity.config import make_settings
+from ampacity.experiments.virtual import player
 from ampacity.experiments.virtual.predict import predict
 from ampacity.loadgen.rundir.files import Run, load_run
 from ampacity.progress import Progress
 from ampacity.reports.pages.limits import limits_with_figures
 from ampacity.simulator.models.hardware import find_deployment
 from tests.support import sample_summary
+from tests.support.repeats import often
 
+REQUESTS = often(600, 2000)
 Change = Callable[[Run], Run]
 Row = dict[str, Any]  # of requests.parquet
 AT_FIRST_CHUNK = "headers_ns", "first_event_ns", "first_token_ns", "first_answer_ns"
@@ -82,7 +85,7 @@ def _in_groups_of_16(row: Row) -> None:
 
 def _ever_slower(row: Row) -> None:
     """Give none of the requests at the start of a stage, and 20 % at its end, 200 ms more."""
-    progress, chance = row["request_id"] % 2000 / 2000, row["request_id"] * 37 % 100 / 100
+    progress, chance = row["request_id"] % REQUESTS / REQUESTS, row["request_id"] * 37 % 100 / 100
     if chance < 0.2 * progress:
         row["chunk_at_us"] = [at + 200_000 for at in row["chunk_at_us"]]
 
@@ -184,11 +187,16 @@ ILLNESSES: dict[str, tuple[str, dict[str, Any], set[str]]] = {
 }
 
 
-def predicted(engine: str, load: dict[str, Any], folder: Path, seed: int = 1) -> Run:
+def predicted(
+    engine: str, load: dict[str, Any], folder: Path, seed: int = 1, requests: int = REQUESTS
+) -> Run:
+    """Predict a run; ``requests``: of a stage at least."""
     given = {"url": "http://predicted.invalid/v1", "duration": "30s", "out": str(folder)}
     settings = make_settings({**given, **load, "seed": seed})
     quiet = Progress(Console(file=io.StringIO()))
-    path = asyncio.run(predict(settings, find_deployment(engine), ["ampacity"], quiet))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(player, "REQUESTS_MIN", requests)
+        path = asyncio.run(predict(settings, find_deployment(engine), ["ampacity"], quiet))
     return load_run(path)
 
 

@@ -20,6 +20,7 @@ from ampacity.loadgen.host import busiest, changing_variables, cores_used, cpu_s
 from ampacity.sleeper import Sleeper
 from ampacity.values import ConfigError
 from tests.support.contract import summarise
+from tests.support.repeats import often
 from tests.support.synthetic import ORIGIN_NS, Stage, at_ns, make_run, request
 
 SLOS = ["ttft_p99=2s", "itl_p99=25ms"]
@@ -48,6 +49,8 @@ def stalled_stage(
     for i, t in enumerate(np.sort(rng.uniform(0, DURATION_S - 2, int(10 * DURATION_S))).tolist()):
         at = t + 0.1 + np.concatenate([[0.0], np.cumsum(rng.uniform(0.008, 0.012, TOKENS - 1))])
         for a, b in stalls:
+            if b < at[0] or a >= at[-1]:
+                continue
             held = np.flatnonzero((at > a) & (at <= b))
             if len(held):
                 at[held] = at[held[-1]] if by_kernel else b + 0.0001
@@ -86,7 +89,7 @@ def test_a_client_that_stood_still_for_50_ms_in_each_second_is_no_finding(
     tmp_path: Path, by_kernel: bool
 ) -> None:
     """Some 1 % of the gaps hold such a pause: p99 is at most 12 ms, and comes out at 40."""
-    for seed in range(5):
+    for seed in range(often(2, 5)):
         stage = stalled_stage(by_kernel=by_kernel, seed=seed)
         summary, held = judged(tmp_path / f"{seed}", stage)
         assert held["client_limited"] is True
@@ -111,7 +114,7 @@ def test_a_stall_of_one_worker_excuses_no_other(tmp_path: Path) -> None:
 def test_a_quiet_client_is_never_the_limit(tmp_path: Path) -> None:
     """Stalls of 3 ms, as any machine has them, and one of 30 ms in a minute; one request in twenty
     leaves 1 ms late."""
-    for seed in range(10):
+    for seed in range(often(4, 10)):
         quiet = stalled_stage(0.003, every_s=0.5, slip_s=0.001, seed=seed)
         rng = np.random.default_rng(seed)
         quiet.extra["audit"]["stalls"] = [

@@ -17,6 +17,7 @@ from ampacity.reports.charts.outage import outage_chart
 from ampacity.reports.pages.findings import findings
 from ampacity.reports.pages.run_report import render_report
 from tests.support.contract import summarise
+from tests.support.repeats import often
 from tests.support.synthetic import Stage, at_ns, make_run, request, warned
 
 RATE_RPS = 15.0
@@ -180,7 +181,7 @@ def test_whatever_a_silent_endpoint_answers_with(
 
 @pytest.mark.parametrize("share", [0.02, 0.3, 0.7])
 def test_requests_that_fail_at_random_are_no_outage(tmp_path: Path, share: float) -> None:
-    for seed in range(10):
+    for seed in range(often(4, 10)):
         summary = judged(tmp_path / str(seed), stage(refused=share, status="http_error", seed=seed))
         assert summary["stages"][0]["outage"] is None
 
@@ -188,7 +189,7 @@ def test_requests_that_fail_at_random_are_no_outage(tmp_path: Path, share: float
 def test_a_server_that_refuses_in_its_peaks_or_is_too_slow_is_not_down(tmp_path: Path) -> None:
     """M/D/2 with room for four refuses who comes then; the same without room answers after the
     client's time limit."""
-    for seed in range(10):
+    for seed in range(often(4, 10)):
         rng = np.random.default_rng(seed)
         for room, limit_s in ((4, np.inf), (10**6, 2.0)):
             times = np.sort(rng.uniform(0, 40, 1200)).tolist()

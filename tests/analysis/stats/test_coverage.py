@@ -13,9 +13,10 @@ from ampacity.analysis.stage.attainment import judge_slo
 from benchmarks.servers import SERVERS, batch_server
 from benchmarks.studies.coverage import LOADS, cover, measure, observations
 from benchmarks.studies.verdict_rates import judge
+from tests.support.repeats import often
 
 TRUTH_S = {0.5: 0.1129, 0.7: 0.9489, 0.85: 3.674}  # p99 TTFT, 4 runs of 1,000,000 requests each
-REQUESTS, RUNS = 8000, 16
+REQUESTS, RUNS = 8000, often(8, 16)
 
 
 def test_the_server_of_the_study_obeys_birth_and_death() -> None:
@@ -32,7 +33,7 @@ def test_the_server_of_the_study_obeys_birth_and_death() -> None:
 @pytest.mark.parametrize(("load", "least_given"), [(0.5, 0.5), (0.7, 0.0)])
 def test_intervals_hold_below_the_knee(load: float, least_given: float) -> None:
     found = cover(SERVERS["batch"](), load, REQUESTS, RUNS, TRUTH_S[load])
-    # 0.96 in the study; 16 runs with one miss in 25 have 4 or more in 0.4 % of cases
+    # 0.96 in the study: of 8 runs 2 or more miss in 4 % of cases, of 16 runs 4 or more in 0.4 %
     assert found.right >= 0.8
     assert 1 - found.refused >= least_given
 
@@ -84,7 +85,8 @@ def test_a_limit_far_beyond_the_queue_is_met_by_few_correlation_times() -> None:
 def test_a_stage_of_few_request_times_has_not_shown_its_queue() -> None:
     """16 slots at 0.864 of saturation, from idle: 7 % wait for more than 2 s in long runs, none in
     six of ten stages of 300 requests, which are 21 request times."""
-    seen = [judge("batch", 0.864, Slo("ttft", 0.95, 2.0), 300, seed) for seed in range(100)]
-    assert sum(s.misses == 0 for s in seen) > 50
+    n = often(50, 100)
+    seen = [judge("batch", 0.864, Slo("ttft", 0.95, 2.0), 300, seed) for seed in range(n)]
+    assert sum(s.misses == 0 for s in seen) > n / 2
     # 1.0 % in 600 of the study, and 8 % without what is asked of the length
-    assert [s.verdict for s in seen].count("met") <= 4
+    assert [s.verdict for s in seen].count("met") <= n / 25

@@ -445,7 +445,8 @@ def test_a_capacity_in_the_knee_region_is_named(
     """32 sequences at a time queue from 8/s on; an SLO of 60 s is met far beyond."""
     load = {"input_tokens": 300, "output_tokens": 200, "slo": ["ttft_p95=60s"]}
     engine = "llama3-8b-h100,max_num_seqs=32"
-    predicted(engine, load | {"rates": "1,4,6,8,10,12,14,16,18"}, tmp_path / "run")
+    rates = "1,4,6,8,10,12,14,16,18"
+    predicted(engine, load | {"rates": rates}, tmp_path / "run", requests=2000)
     named = "The capacity of 16 req/s lies above the knee region of 8 to 14 req/s"
     assert ampacity("plan", tmp_path / "run", "--peak-rps", "20", "--summary", "full") == 0
     assert f"Warning: {named}" in capsys.readouterr().out
@@ -515,7 +516,7 @@ def test_speculation_and_pipelines(
     The server reports the share of the drafts, (3.36 - 1) / 4 = 0.59. 810 GB need more than eight H100: two
     machines, a pipeline of two batches idles (2 - 1) / (2 + 2 - 1) = 33 %."""
     load = {"input_tokens": 100, "output_tokens": 100, "slo": ["tpot_p95=50ms"], "rates": "1,4"}
-    predicted("llama3-8b-h100,speculation=4:0.8", load, tmp_path / "run")
+    predicted("llama3-8b-h100,speculation=4:0.8", load, tmp_path / "run", requests=2000)
     known = ["--params", "405e9", "--layers", "126", "--kv-heads", "8", "--head-dim", "128"]
     known += ["--heads", "128", "--gpu", "h100", "--draft-tokens", "4"]
     assert ampacity("size", tmp_path / "run", *known, "--summary", "full") == 0

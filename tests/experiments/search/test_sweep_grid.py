@@ -21,6 +21,7 @@ from benchmarks.servers import SERVERS
 from benchmarks.studies.search_cost import QUEUE, ServerRig, put_at
 from tests.support.args import args_of
 from tests.support.contract import on_stages
+from tests.support.repeats import often
 
 next_rate, find_capacity = on_stages(next_rate), on_stages(find_capacity)
 
@@ -232,10 +233,10 @@ def test_a_sweep_gives_what_is_left_to_loads_near_the_limit() -> None:
     """M/M/1 with 10 requests/s, p95 of the sojourn time put at 0.85 of that: 8.5 requests/s, C_max
     8.5/1.5 + 8.5/2.
 
-    Of eight intervals that hold the truth in 95 % one may miss it."""
+    Of four or eight intervals that hold the truth in 95 % one may miss it."""
     slo, (truth, in_flight) = put_at(QUEUE, 0.85, 0.95)
-    held = np.zeros(2)
-    for seed in range(8):
+    held, n = np.zeros(2), often(4, 8)
+    for seed in range(n):
         rig = ServerRig(QUEUE, slo, seed, 60.0)
         asyncio.run(sweep(rig))
         near = sum(abs(math.log(s.offered_rps / truth)) < 0.4 for s in rig.stages)
@@ -246,7 +247,7 @@ def test_a_sweep_gives_what_is_left_to_loads_near_the_limit() -> None:
             low < true < high
             for (low, high), true in ((found.capacity_rps_ci, truth), (found.c_max_ci, in_flight))
         ]
-    assert (held >= 7).all()
+    assert (held >= n - 1).all()
 
 
 def swept(max_duration_s: float, server: str = "mm1", **how: Any) -> ServerRig:

@@ -33,7 +33,7 @@ def test_finds_the_capacity_of_the_batching_server(tmp_path: Path, command: Comm
     run = tmp_path / "run"
     command(
         "predict --preset linear:0.01,0.001 --max-num-seqs 16 --input-tokens 10 "
-        "--output-tokens 100 --slo ttft_p95=1s --duration 10m --out",
+        "--output-tokens 100 --slo ttft_p95=1s --duration 5m --out",
         run,
     )
     found: dict[str, Any] = json.loads((run / "summary.json").read_text())
@@ -50,6 +50,8 @@ def test_finds_the_capacity_of_the_batching_server(tmp_path: Path, command: Comm
         replace(find_config("linear:0.01,0.001"), max_num_seqs=16),
         requests_at,
         [("ttft", 0.95, 1.0)],
+        replications=2,
+        tolerance=0.01,
     )
     capacity = found["capacity"]
     assert truth.capacity_rps < 6.154

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ampacity.cli import main
+from ampacity.experiments.virtual import player
 from ampacity.experiments.virtual.playback import play
 from ampacity.simulator.engine.deployment import Deployment
 from ampacity.simulator.models.hardware import linear_config
@@ -237,4 +238,4 @@ def test_what_the_context_cuts_is_counted(tmp_path: Path, command: Command) -> N
     rows = pq.read_table(run / "requests.parquet").to_pylist()
     assert {row["input_tokens"] for row in rows} == {8182}
     counted = json.loads((run / "run.json").read_text())["workload"]["clipped_to_context"]
-    assert counted == 2000  # of the schedule, before --max-requests
+    assert counted == player.REQUESTS_MIN  # of the schedule, before --max-requests

@@ -21,7 +21,7 @@ from tests.support.waiting import until
 
 pytestmark = [
     pytest.mark.skipif(not kernel_stamps.AVAILABLE, reason="kernel time stamps need Linux"),
-    pytest.mark.usefixtures("hot_path_either_way"),
+    pytest.mark.usefixtures("dated_by_the_kernel", "hot_path_either_way"),
 ]
 
 

@@ -254,15 +254,15 @@ def test_a_handshake_that_breaks_off_is_a_connect_error(certificate: Path, stamp
     assert record.error in (CLOSED_EARLY, "Connection reset by peer")
 
 
+@pytest.mark.skipif(not kernel_stamps.AVAILABLE, reason="kernel time stamps need Linux")
+@pytest.mark.usefixtures("dated_by_the_kernel")
 def test_a_token_has_the_time_of_the_segment_that_completed_its_record(certificate: Path) -> None:
     """Also where the read comes 5 ms late; half a record has no time of its own."""
-    if not kernel_stamps.AVAILABLE:
-        pytest.skip("kernel time stamps need Linux")
     spans: list[tuple[int, int]] = []
 
     def script(peer: Peer) -> None:
         peer.request()
-        peer.send(peer.encrypt(ANSWER))  # stamps begin with the first packets of a process
+        peer.send(peer.encrypt(ANSWER))  # so that the connection is there
         peer.request()
         peer.send(peer.encrypt(HEAD))
         for chunk in CHUNKS[1 : TOKENS + 1]:

@@ -19,9 +19,8 @@ import pytest
 from ampacity.loadgen.net.kernel_stamps import NEAR_TURNS, TURN_NS
 from ampacity.loadgen.receive import hot_path
 from ampacity.loadgen.receive.thinking import MARKS
+from tests.support.servers.kernel_wires import CLOCKS_NS, SO_TIMESTAMPNS
 
-_SO_TIMESTAMPNS = 35
-CLOCKS_NS = 100_000  # how far apart two readings of different clocks may be, with room
 BEFORE, TEXT = b'data: {"text":"', b"one"
 MODULE = "sys.modules['ampacity.loadgen.receive._hot_path']"
 
@@ -29,6 +28,7 @@ linux = pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="epoll and SO_TIMESTAMPNS are Linux's"
 )
 compiled = pytest.mark.skipif(not hot_path.COMPILED, reason="_hot_path.c was not built")
+dated = pytest.mark.usefixtures("dated_by_the_kernel")
 either_way = pytest.mark.usefixtures("hot_path_either_way")
 
 
@@ -276,7 +276,7 @@ class Wire:
             self.socket = socket.create_connection(server.getsockname())
             self.peer, _ = server.accept()
         self.socket.setblocking(False)
-        self.socket.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
+        self.socket.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
         self.peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.recvmsg, self.fd, self.last_ns = self.socket.recvmsg, self.socket.fileno(), 0
         exchange = None if feed is None else SimpleNamespace(feed=feed)
@@ -344,6 +344,7 @@ def test_a_turn_notes_what_repeats_and_hands_on_the_rest() -> None:
 
 
 @linux
+@dated
 @either_way
 def test_reads_are_dated_when_they_came_counted_as_near_and_audited_as_asked() -> None:
     """Ten sockets, seven with a latest read after this one: near, and no time goes back.
@@ -352,10 +353,6 @@ def test_reads_are_dated_when_they_came_counted_as_near_and_audited_as_asked() -
     dates: list[int] = []
     with select.epoll() as epoll:
         wires = [Wire(epoll, lambda at_ns, data: bool(dates.append(at_ns))) for _ in range(10)]
-        for wire in wires:
-            wire.peer.send(b"stamps begin with the first packets of a process")
-        time.sleep(0.05)
-        ready(epoll, *wires)
         before_ns = time.monotonic_ns()
         for wire in wires:
             wire.peer.send(b"x")
@@ -369,20 +366,18 @@ def test_reads_are_dated_when_they_came_counted_as_near_and_audited_as_asked() -
         for wire in wires:
             wire.close()
     assert (count, near, left, again, audited) == (10, 7, [], [], 3)
-    assert all(before_ns - CLOCKS_NS <= at_ns <= after_ns + CLOCKS_NS for at_ns in dates[10:])
-    assert sorted(dates[10:])[3:] == [after_ns + CLOCKS_NS] * 7
+    assert all(before_ns - CLOCKS_NS <= at_ns <= after_ns + CLOCKS_NS for at_ns in dates)
+    assert sorted(dates)[3:] == [after_ns + CLOCKS_NS] * 7
     assert [wire.last_ns for wire in wires].count(after_ns + CLOCKS_NS) == 7
 
 
 @linux
+@dated
 @either_way
 def test_without_kernel_dates_a_read_has_its_own_time_and_its_delay_is_audited() -> None:
     dates: list[int] = []
     with select.epoll() as epoll:
         wire = Wire(epoll, lambda at_ns, data: bool(dates.append(at_ns)))
-        wire.peer.send(b"stamps begin with the first packets of a process")
-        time.sleep(0.05)
-        ready(epoll, wire, by_kernel=False)
         wire.peer.send(b"x")
         time.sleep(0.005)
         before_ns = time.monotonic_ns()

@@ -246,16 +246,16 @@ def test_pieces_add_up_whatever_their_bounds(name: str) -> None:
 
 
 def test_a_run_against_a_server_that_tells_nothing(tmp_path: Path, ampacity: Any) -> None:
-    """Chunks of three tokens, no usage: the vocabulary gives lengths and ITL; two workers too."""
+    """Chunks of three tokens, no usage: the vocabulary gives lengths and ITL, to workers too."""
     model = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
     # a word is a token: the simulator's own
     model.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
     model.save(str(tmp_path / "tokenizer.json"))
-    lengths = ["--input-tokens", "20", "--output-tokens", "10", "--workers", "2"]
-    load = [*lengths, "--rates", "20", "--duration", "2s"]
+    lengths = ["--input-tokens", "20", "--output-tokens", "10"]
+    load = [*lengths, "--rates", "20", "--duration", "1s"]
     with start_in_process("demo", face={"usage": "none", "chunk_tokens": 3}) as server:
-        for name in (f"hf:{tmp_path}", "words"):
-            how = ["--tokenizer", name, *load, "--out", tmp_path / name[:2]]
+        for name, workers in ((f"hf:{tmp_path}", "2"), ("words", "1")):
+            how = ["--tokenizer", name, "--workers", workers, *load, "--out", tmp_path / name[:2]]
             assert ampacity("run", server.url, *how) == 0
     told, untold = (
         pq.read_table(tmp_path / name / "requests.parquet").to_pylist() for name in ("hf", "wo")

@@ -18,7 +18,9 @@ from ampacity.loadgen.rundir.records import RequestRecord
 from ampacity.loadgen.send.endpoint import parse_endpoint
 from tests.support.servers.fault_server import FaultServer
 from tests.support.stage_driving import on_loop, plain
+from tests.support.waiting import wait_until
 
+SO_TIMESTAMPNS = 35
 CLOCKS_NS = 100_000  # how far apart two readings of different clocks may be, with room
 
 
@@ -57,6 +59,23 @@ class Sink:
 def listening() -> Iterator[socket.socket]:
     with socket.create_server(("127.0.0.1", 0), backlog=256) as server:
         yield server
+
+
+@contextmanager
+def stamping() -> Iterator[None]:
+    """Wait until the kernel dates what arrives, and have it go on: it begins some time after the
+    first socket of the machine has asked for it, and ends with the last one."""
+    with listening() as server, socket.create_connection(server.getsockname()[:2]) as near:
+        near.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+        with server.accept()[0] as far:
+            far.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+            def dated() -> list[Any]:
+                far.send(b"x")
+                return near.recvmsg(1, 64)[1]
+
+            wait_until(dated, why=lambda: "the kernel dated nothing")
+            yield
 
 
 async def connected(
