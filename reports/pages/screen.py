@@ -201,14 +201,15 @@ def _capacity(summary: Summary) -> Entry:
         return Entry("CAPACITY", f"{word} {value}", aside, "good")
     if summary.predicted:
         return Entry("CAPACITY", f"{value} predicted", ends, "good")
-    if held.crossing in ("pooled", "verified") and held.verified_rps and held.estimate_rps:
+    if held.crossing == "verified" and held.verified_rps and held.estimate_rps:
         ends = _ends(held.estimate_rps_ci, True)
         estimate = f"estimate {figures.significant(held.estimate_rps)}, {ends}"
         return Entry("CAPACITY", f"{figures.rate(held.verified_rps)} verified", estimate, "good")
     if held.crossing == "pooled":
-        return Entry(
-            "CAPACITY", f"{value} estimated", f"{ends}, from all stages together", "unsure"
-        )
+        shown = held.verified_rps
+        known = f"verified to {figures.significant(shown)}" if shown else "from all stages together"
+        state = "good" if shown else "unsure"
+        return Entry("CAPACITY", f"{value} estimated", f"{ends}, {known}", state)
     word = "verified" if held.crossing in ("verified", "measured") else "interpolated"
     return Entry("CAPACITY", f"{value} {word}", ends, "good")
 

@@ -199,6 +199,20 @@ def test_doctor_and_validate_fit(width: int) -> None:
     assert text.index("✗  itl_p99") < text.index("✓  ttft_p99") < text.index("?  e2e_p99")
 
 
+@pytest.mark.parametrize(
+    ("verified", "told"), [(6.0, "verified to 6.00"), (None, "from all stages together")]
+)
+def test_an_estimate_says_up_to_which_load_it_is_verified(
+    verified: float | None, told: str
+) -> None:
+    """The capacity is the estimate on the screen, as it is in summary.json."""
+    summary = open_sweep()
+    held = {"crossing": "pooled", "capacity_rps_ci": [6.0, 7.0], "verified_rps": verified}
+    summary["capacity"] |= held | {"estimate_rps": 6.4, "estimate_rps_ci": [6.0, 7.0]}
+    first = rendered(summary, 120).splitlines()[0].rstrip()
+    assert first == f"CAPACITY  6.40 req/s estimated    95 % 6.00–7.00, {told}"
+
+
 def test_the_screen_of_a_sweep() -> None:
     """Of open_sweep: capacity 6.4 in (6, 7), 25 instances of 4 GPUs for 120 requests/s."""
     assert rendered(open_sweep()).splitlines()[:13] == [
