@@ -6,7 +6,7 @@ import typer
 
 from ampacity import __version__
 from ampacity.cli import export, predict, simulate, workload
-from ampacity.cli.help import NAMES, Command, Group
+from ampacity.cli.help import Command, Group
 from ampacity.cli.judge import baseline, compare, gate, import_, plan, report, size, validate
 from ampacity.cli.measure import ab, burst, check, demo, doctor, run, search, soak, sweep
 from ampacity.cli.options import prints
@@ -17,7 +17,6 @@ app = typer.Typer(
     cls=Group,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    context_settings=NAMES,
 )
 
 
@@ -62,5 +61,5 @@ for command in (
     simulate.simulate,
 ):
     name = command.__name__.rstrip("_")
-    app.command(name, cls=Command, context_settings=NAMES)(prints(command))
+    app.command(name, cls=Command)(prints(command))
 app.add_typer(workload.app, name="workload")

@@ -12,7 +12,7 @@ from ampacity.settings import GROUPS
 
 SHOWN_MAX = 9
 ALL = "--help-all"
-NAMES = {"help_option_names": ["-h", "--help", ALL]}
+HELP = ["-h", "--help", ALL]
 HEADLINE_MAX = 68
 # what --help shows of a command with more than SHOWN_MAX options: the first of these, then its own
 FIRST = (
@@ -88,6 +88,10 @@ def parts(command: Any) -> tuple[list[str], list[str]]:
 class Command(TyperCommand):
     """A command whose ``--help`` fits a screen."""
 
+    def get_help_option_names(self, ctx: Any) -> list[str]:
+        """Return the names here, not in contexts: a command keeps those of its first context."""
+        return HELP
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse, and refuse options that stand twice: the last would win in silence."""
         ctx.meta[ALL] = ALL in args
@@ -122,6 +126,9 @@ class Command(TyperCommand):
 
 class Group(TyperGroup):
     """A group of commands whose ``--help`` has one line for each."""
+
+    def get_help_option_names(self, ctx: Any) -> list[str]:
+        return HELP
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         formatter.write(f"{ctx.command_path}: {self.help}\n\n")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ampacity.cli import options as o
-from ampacity.cli.help import NAMES, Command, Group
+from ampacity.cli.help import Command, Group
 from ampacity.cli.output import writing
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ app = typer.Typer(
     help="List and show workloads, fit one to a log, write a schedule.",
     cls=Group,
     no_args_is_help=True,
-    context_settings=NAMES,
 )
 
 Name = Annotated[str, o.arg("Name of a built-in workload, or a YAML file.")]
