@@ -183,7 +183,7 @@ class Settings:
     )
     concurrency: tuple[int, ...] | None = _load(
         _text("N,N,...", v.each(v.whole_number(at_most=CONCURRENCY_MAX)))
-    )("Number of requests in flight (closed loop).")
+    )("Number of requests in flight (closed loop), in place of --rates.")
     lengths: tuple[str, ...] = _load(_text("P,P,...", v.quantile_names), ())(
         "Sweep again with every request at these quantiles of the workload's lengths, e.g. "
         "p50,p99: one more curve for each."

@@ -338,7 +338,5 @@ def instances_text(number: int | None, ends: tuple[int | None, int | None] | Non
             return f"{text} (range unknown)"
         return f"{bound} {text}" if end == number else f"{text} ({bound} {end:,})"
     return (
-        f"{text} for any capacity in the interval"
-        if low == high
-        else f"{text} ({low:,} to {high:,})"
+        f"{text} at either end of the interval" if low == high else f"{text} ({low:,} to {high:,})"
     )

@@ -278,7 +278,9 @@ def batch_capped(curve: Curve) -> Found | None:
                 _seen("KV cache in use, most", usage, stage, "share"),
             )
             alone = most and server.engines == 1
-            title = f"{CAPPED}: max_num_seqs is probably {most:.0f}" if alone else None
+            title = (
+                f"{CAPPED}: the engine probably runs at most {most:.0f} at once" if alone else None
+            )
             return Found(POOL_FREE / max(usage, 0.01), evidence, title)
     return None
 

@@ -176,7 +176,7 @@ RULES = (
         "batch_capped",
         checks.CAPPED,
         checks.batch_capped,
-        "twice the max_num_seqs, at the same rates",
+        "double max_num_seqs, and run the same rates again",
         "with a higher max_num_seqs no more requests run at once, or no more are answered a second",
     ),
     Rule(

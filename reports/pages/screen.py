@@ -65,10 +65,10 @@ NOTES: dict[str, str | None] = {
     "speculation": "Several tokens come at once (speculative decoding): ITL is per chunk.",
     "tokens_per_chunk": "A chunk holds several tokens: ITL is per chunk.",
     "cached": "The prefix cache answered part of the prompts although each is unique.",
-    "littles_law": "Some stages were not steady (L is not λW), as near saturation.",
+    "littles_law": "In some stages the requests in flight kept moving one way, as near saturation.",
     "class_below": "One class violates its SLO at a lower load than all together.",
     "lengths_out_of_order": "Longer requests seem to be carried at a higher rate: repeat, longer.",
-    "knee_region": "The capacity lies in the knee: a little more load violates the SLO.",
+    "knee_region": "Just above the capacity latency rises steeply: keep a margin.",
     "closed_loop": "Found with a closed loop: open arrivals violate the SLO at a lower rate.",
     "users_missing": "Some of the closed loop's users never started.",
 }
@@ -178,7 +178,8 @@ def _answers(summary: Summary) -> list[Entry]:
     if fleet.instances is not None:
         cost = fleet.cost_per_million_output_tokens
         sized = instances_text(fleet.instances, fleet.instances_ci)
-        asides = [f"{sized}, safety {figures.exact(fleet.safety_factor)}"]
+        before, safety = fleet.instances_before_safety, figures.exact(fleet.safety_factor)
+        asides = [f"{sized}: {before:,} for the peak, safety {safety}"]
         asides += [f"{usd(cost)} per million output tokens {AT_FULL_LOAD}"] if cost else []
         text = f"{figures.counted(fleet.gpus, 'GPU')} for {figures.count(fleet.peak_rps)} req/s"
         found.append(Entry("FLEET", text, ", ".join(asides)))
@@ -207,7 +208,11 @@ def _capacity(summary: Summary) -> Entry:
         return Entry("CAPACITY", f"{figures.rate(held.verified_rps)} verified", estimate, "good")
     if held.crossing == "pooled":
         shown = held.verified_rps
-        known = f"verified to {figures.significant(shown)}" if shown else "from all stages together"
+        known = (
+            f"verified to {figures.significant(shown)} by a single stage"
+            if shown
+            else "from all stages together"
+        )
         state = "good" if shown else "unsure"
         return Entry("CAPACITY", f"{value} estimated", f"{ends}, {known}", state)
     word = "verified" if held.crossing in ("verified", "measured") else "interpolated"
@@ -354,7 +359,7 @@ def _words(summary: Summary, stage: Stage) -> Cell:
         word, state = ("✓ met", "good") if stage.slo_met_by_all else ("✗ violated", "bad")
         return Cell(f"{word} (all stages together)", state=state)
     open_ = [v for v in stage.slo_verdicts if v.verdict == "inconclusive"]
-    return Cell(f"? {_undecided(open_, stage)}", state="unsure")
+    return Cell(f"? inconclusive: {_undecided(open_, stage)}", state="unsure")
 
 
 def _undecided(verdicts: Sequence[SloVerdict], stage: Stage) -> str:
@@ -362,7 +367,7 @@ def _undecided(verdicts: Sequence[SloVerdict], stage: Stage) -> str:
     if more := max((v.more_requests or 0 for v in verdicts), default=0):
         length_s = deciding_s(stage, more)
         if length_s is None or length_s <= stage.window.end_s:  # a budget cut its requests
-            return f"{figures.count(more)} more requests decide it"
-        return f"needs a stage of {figures.length(length_s)}"
+            return f"{figures.count(more)} more requests"
+        return f"run {figures.length(length_s)}"
     cause = next((v.cause for v in verdicts if v.cause), stage.slo_met_reason or "")
     return figures.undecided(cause)

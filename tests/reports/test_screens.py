@@ -200,7 +200,8 @@ def test_doctor_and_validate_fit(width: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("verified", "told"), [(6.0, "verified to 6.00"), (None, "from all stages together")]
+    ("verified", "told"),
+    [(6.0, "verified to 6.00 by a single stage"), (None, "from all stages together")],
 )
 def test_an_estimate_says_up_to_which_load_it_is_verified(
     verified: float | None, told: str
@@ -219,17 +220,17 @@ def test_the_screen_of_a_sweep() -> None:
         "CAPACITY  6.40 req/s interpolated    between 6.00–7.00",
         "C_MAX     34.2 in flight    between 28.0–44.0",
         "LIMIT     ttft_p99 ≤ 2 s    breaks first; itl_p99 ≤ 100 ms never violated",
-        "FLEET     100 GPUs for 120 req/s    25 instances (24 to 26), safety 1.3, $2.31",
-        "          per million output tokens at full load",
+        "FLEET     100 GPUs for 120 req/s    25 instances (24 to 26): 19 for the peak,",
+        "          safety 1.3, $2.31 per million output tokens at full load",
         "req/s  TTFT p99  ITL p99  in flight  goodput  failed  SLO",
         # 1.1 × (120 + 179) at 1/s, 1.1 × (600 + 900) at 7/s, 3.1 s of warm-up: 332 s and 239 s
-        "    1         –  61.0 ms       2.70     1.00       0  ? needs a stage of 6 min",
+        "    1         –  61.0 ms       2.70     1.00       0  ? inconclusive: run 6 min",
         "    2    319 ms  28.9 ms       5.60     2.00       0  ✓ met",
         "    3    362 ms  33.1 ms       9.10     3.00       0  ✓ met",
         "    4    427 ms  38.3 ms       13.4     4.00       0  ✓ met",
         "    5    767 ms  45.3 ms       19.2     5.00       0  ✓ met",
         "    6    1.77 s  56.3 ms       28.4     5.94       0  ✓ met",
-        "    7    2.10 s  61.0 ms       44.0     6.56       0  ? needs a stage of 4 min",
+        "    7    2.10 s  61.0 ms       44.0     6.56       0  ? inconclusive: run 4 min",
     ]
 
 
@@ -239,7 +240,7 @@ def test_a_stage_that_a_budget_cut_lacks_requests_not_time() -> None:
     stage = summary["stages"][0]
     stage |= {"requests": 5, "offered_rps": 40.0}
     stage["slo_verdicts"][0]["more_requests"] = 54
-    assert "? 54 more requests decide it" in rendered(summary)
+    assert "? inconclusive: 54 more requests" in rendered(summary)
 
 
 @pytest.mark.parametrize("name", ALL)

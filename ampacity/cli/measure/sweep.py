@@ -13,11 +13,11 @@ MaxDuration = Annotated[
 ]
 
 
-@o.shares(duration="a twentieth of --max-duration; 30s with --rates")
+@o.shares(duration="a twentieth of --max-duration; 30s if loads are given")
 def sweep(
     url: o.Url, raw: dict[str, Any], max_duration: MaxDuration = None, json: o.Json = False
 ) -> None:
-    """Measure latency from low load to saturation, and find the capacity.
+    """Measure latency from low load to saturation, and find the capacity (needs --slo).
 
     ampacity sweep http://127.0.0.1:8000/v1 --slo ttft_p99=2s --slo itl_p99=50ms
 

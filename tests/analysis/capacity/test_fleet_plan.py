@@ -70,7 +70,7 @@ def test_the_interval_is_carried_through_to_instances() -> None:
     ("ends", "text"),
     [
         ([9, 15], "10 instances (9 to 15)"),
-        ([10, 10], "10 instances for any capacity in the interval"),
+        ([10, 10], "10 instances at either end of the interval"),
         ([None, 10], "at most 10 instances"),
         ([None, 12], "10 instances (at most 12)"),
         ([10, None], "at least 10 instances"),

@@ -361,7 +361,7 @@ def test_the_most_that_run_while_others_wait_is_the_number_of_sequences(
 ) -> None:
     found = summary_of("eight sequences at most")
     (capped,) = [one for one in found.limits if one.rule == "batch_capped"]
-    assert capped.title.endswith(": max_num_seqs is probably 8")
+    assert capped.title.endswith(": the engine probably runs at most 8 at once")
     two = _with_stages(
         found, lambda s: {"server": s.server and msgspec.structs.replace(s.server, engines=2.0)}
     )
