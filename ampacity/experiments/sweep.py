@@ -140,6 +140,9 @@ async def _near_the_limit(rig: Rig, clock: _Clock) -> bool:
             return False
         left -= PEAK_TIMES
     while len(rig.stages) < 2 * STAGES_MAX and (step := next_load.narrowing(_of_curve(rig), goal)):
+        if behind := next_load.client_behind(rig.stages):
+            rig.tell(f"no more stages are run near the limit: {behind}")
+            break
         length_s = rig.stage_s(step.load_rps)
         longest = PROLONGED
         if clock.limit_s is not None:

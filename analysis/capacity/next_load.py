@@ -25,6 +25,7 @@ DOWN_STEPS = 8  # how often the first load is halved
 STAGES_MAX = 60
 SAME_LOAD = 1.02  # loads closer than this are one load
 LATE_KNOWN = 300  # requests of which the p99 of how late they left is not about the worst
+BEHIND = 3  # stages in a row in which the client was the limit: no more of them say more
 # chance of being wrong at which a stage is ended early: it is looked at several times
 CLEAR = 0.001
 APART = 0.7  # in log-odds of a miss: how far from the limit the loads are
@@ -114,6 +115,8 @@ def next_step(stages: Sequence[Stage], goal: Goal) -> Step | Finished:
         if last.requests + last.warmup < LATE_KNOWN and len(stages) < STAGES_MAX:
             return Step(load, 2 * LATE_KNOWN, "so few requests that a single late one counts")
         return Finished(f"the client could not keep up with {load:g} requests/s")
+    if behind := client_behind(stages):
+        return Finished(behind)
     levels = open_levels(stages)
     if not levels:
         return Step(_rate(goal.first_rps), goal.few, "start")
@@ -135,6 +138,17 @@ def next_step(stages: Sequence[Stage], goal: Goal) -> Step | Finished:
     if len(stages) >= STAGES_MAX:
         return _unfinished(f"{STAGES_MAX} stages are enough", levels, found, goal, 1)
     return _narrow(levels, found, goal)
+
+
+def client_behind(stages: Sequence[Stage]) -> str | None:
+    """Return why no further stage is run after several in which the client was the limit."""
+    last = stages[-BEHIND:]
+    if len(last) < BEHIND or not all(stage.client_limited for stage in last):
+        return None
+    load = _rate(level_of(last[-1]).load)
+    return (
+        f"the client could not keep up in {BEHIND} stages in a row, the last at {load:g} requests/s"
+    )
 
 
 def narrowing(stages: Sequence[Stage], goal: Goal) -> Step | None:

@@ -285,6 +285,18 @@ def test_a_client_that_cannot_keep_up_ends_it() -> None:
     assert "could not keep up" in ended.why
 
 
+def test_three_stages_in_a_row_of_a_client_that_was_held_up_end_it() -> None:
+    """Their queues grew, so that the endpoint may have been the limit: two are tried again."""
+    known = [stage(4, 1.0), stage(8, 0.9)]
+    late = [stage(6, 0.5, limited=True, stable=False) for _ in range(3)]
+    assert isinstance(next_step([*known, *late[1:]], GOAL), Step)
+    assert isinstance(next_step([*late, *known], GOAL), Step)
+    ended = end_of([*known, *late], GOAL)
+    assert ended.why == (
+        "the client could not keep up in 3 stages in a row, the last at 6 requests/s"
+    )
+
+
 def test_a_stage_on_its_way_is_ended_when_it_is_clear() -> None:
     known = [stage(4, 1.0), stage(8, 0.99)]
     assert "clearly broken" in str(is_decided([], stage(16, 0.5, n=200, effective=50), GOAL))

@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from ampacity.analysis.capacity.limit import find_capacity
 from ampacity.analysis.capacity.next_load import fewest_requests
+from ampacity.analysis.contract.stage import Stage
 from ampacity.analysis.slo import parse_slo, parse_slos
 from ampacity.cli.measure.sweep import timed_sweep
 from ampacity.config import make_settings
@@ -276,6 +278,23 @@ def test_a_sweep_that_begins_too_high_goes_down_and_ends_with_an_answer(
     assert low < 0.7 * most_rps < high
     assert sum(s.window.end_s for s in rig.stages) <= 600.001
     assert "next_command" not in rig.noted
+
+
+def test_a_sweep_ends_where_the_client_is_held_up_again_and_again() -> None:
+    """From the third stage on, all are the client's: three of them are run, no more."""
+
+    class Late(ServerRig):
+        async def open_stage(self, *given: Any) -> Stage | None:
+            judged = await super().open_stage(*given)
+            if judged and len(self.stages) > 2:
+                self.stages[-1] = structs.replace(judged, client_limited=True, stable=False)
+            return judged
+
+    slo, _ = put_at(QUEUE, 0.7, 0.95)
+    rig = Late(QUEUE, slo, 3, 30.0)
+    asyncio.run(sweep(rig, start_rps=6.0, max_duration_s=600.0))
+    assert [s.client_limited for s in rig.stages] == [False, False, True, True, True]
+    assert any("could not keep up in 3 stages in a row" in text for text in rig.told)
 
 
 def test_a_sweep_without_an_answer_ends_with_the_command_that_gets_one() -> None:
