@@ -97,14 +97,14 @@ class Change:
         return replace(self, shown=math.log(b / a), ci=widened(self.ci, b / a - 1))
 
     def verdict(self, real: bool) -> str:
-        """Return differs, equal or open; ``real``: significant after the correction."""
+        """Return differs, equal or inconclusive; ``real``: significant after the correction."""
         low, high = self.ci
         below, above = high is not None and high < 0, low is not None and low > 0
         size = min(abs(self.log_ratio), math.inf if self.shown is None else abs(self.shown))
         if real and (below or above or math.isinf(self.log_ratio)) and size >= self.least:
             return "differs"
         known = low is not None and high is not None
-        return "equal" if known and max(-(low or 0.0), high or 0.0) < self.near else "open"
+        return "equal" if known and max(-(low or 0.0), high or 0.0) < self.near else "inconclusive"
 
     def smallest_seen(self, tests: int) -> float | None:
         """Return the relative difference found with a power of 80 %, at 5 % over ``tests``."""

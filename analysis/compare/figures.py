@@ -44,7 +44,7 @@ class Figure:
             reasons=[v if isinstance(v, str) else None for v in values],
             best=runs[numbers.index(best)].name if alone else None,
             changes=[None] * len(runs),
-            verdict="open" if tested else "unknown",
+            verdict="inconclusive" if tested else "unknown",
         )
         return structs.replace(line, **known)
 

@@ -1,4 +1,4 @@
-"""Work out how many rounds of an A/B would decide what this one leaves open."""
+"""Work out how many rounds of an A/B would decide what this one leaves inconclusive."""
 
 import math
 
@@ -12,12 +12,12 @@ MAIN = (0.5, 0.9, 0.95, 0.99)  # quantiles that are worth more rounds
 
 
 def deciding_rounds(result: Comparison, rounds: int, most: int) -> int | None:
-    """Return the rounds after which about the first open latency is decided, if it stays as it is.
+    """Return the rounds after which about the first inconclusive latency is decided, if it stays as it is.
 
     The half width of an interval is t(n - 1) s / sqrt(n) for n pairs of stages: it must come below
     the change itself, or below what is left to the change that does not matter; t is that of 5 %
     over all quantiles that are tested (Bonferroni). None where some line has a winner, an endpoint
-    is compared with itself, no main quantile is open, or ``most`` do not decide it.
+    is compared with itself, no main quantile is inconclusive, or ``most`` do not decide it.
     """
     pairs = result.interleaved_pairs or 0
     won = any(line.winner for line in result.scorecard) or any(s.changed for s in result.shift)
@@ -25,7 +25,7 @@ def deciding_rounds(result: Comparison, rounds: int, most: int) -> int | None:
         return None
     tested = [q for s in result.shift for q in s.quantiles if q.p is not None]
     level = 1 - 0.025 / max(len(tested), 1)
-    open_ = [q for q in tested if q.verdict == "open" and q.q in MAIN]
+    open_ = [q for q in tested if q.verdict == "inconclusive" and q.q in MAIN]
     wanted = [n for q in open_ if (n := _pairs(q, pairs, most * pairs // rounds, level))]
     return max(math.ceil(min(wanted) * rounds / pairs), rounds + 1) if wanted else None
 

@@ -174,12 +174,12 @@ def _tested_lines(runs: Runs, made: Pairings) -> list[Line]:
     one_load = made[0, 1].rounds or len({r.best and level_name(r.best) for r in runs}) == 1
     for f in FIGURES:
         lines[f], against = _untested(f, runs, made, one_load)
-        if lines[f].verdict == "open":
+        if lines[f].verdict == "inconclusive":
             tests[f] = against
     real = iter(engine.holm([c.p for against in tests.values() for c in against], engine.ALPHA))
     for f, against in tests.items():
         verdicts = {c.verdict(next(real)) for c in against}
-        verdict = verdicts.pop() if len(verdicts) == 1 else "open"
+        verdict = verdicts.pop() if len(verdicts) == 1 else "inconclusive"
         seen = [c.smallest_seen(len(tests) * len(against)) for c in against]
         lines[f] = structs.replace(
             lines[f],
@@ -193,7 +193,7 @@ def _tested_lines(runs: Runs, made: Pairings) -> list[Line]:
 def _untested(
     f: Figure, runs: Runs, made: Pairings, one_load: bool
 ) -> tuple[Line, list[engine.Change]]:
-    """Return a line and the changes from or to its best; it is open where these are tested."""
+    """Return a line and the changes from or to its best; it is inconclusive where these are tested."""
     rounds = made[0, 1].rounds
     sides = [(made[0, max(i, 1)], min(i, 1)) for i in range(len(runs))]
     values = [f.value(r, p.value(f.basis, side)) for r, (p, side) in zip(runs, sides, strict=True)]
@@ -263,7 +263,7 @@ def _capacity_lines(runs: Runs) -> list[Line]:
     by_request = Figure("cost", "", "", False)
     cheaper = _by_capacity(by_request, runs, lambda run, x: (run.usd_per_s or 0.0) / x)
     if cost.winner not in (None, cheaper.winner):
-        cost = structs.replace(cost, winner=None, verdict="open")
+        cost = structs.replace(cost, winner=None, verdict="inconclusive")
     lines = [
         _by_capacity(CAPACITY, runs, lambda run, x: x),
         _by_capacity(CAPACITY_PER_GPU, runs, lambda run, x: x / run.gpus),

@@ -10,7 +10,7 @@ from ampacity.reports.render.table import Cell, Column, Table
 
 SHORT = (0.1, 0.5, 0.9, 0.95, 0.99)  # the quantiles that a terminal shows
 TAIL, TAILS = 0.99, ("ttft", "itl", "e2e")  # the quantile of a screen, and of which metrics
-INFINITE, OPEN = "∞", "inconclusive"
+INFINITE = "∞"
 BRACKET = (
     "95 % interval of all open stages, without noise from run to run; of a closed loop, or without "
     "an estimate, between tested loads; a run wins the line where its whole interval is 2 % better"
@@ -164,8 +164,8 @@ def _prices(result: Comparison, line: Line) -> str:
 def _better(line: Line, leads: bool) -> Cell:
     if line.winner:
         return Cell(line.winner, state="good")
-    if line.verdict == "open":
-        return Cell(f"open ({line.best})" if leads else "open", state="unsure")
+    if line.verdict == "inconclusive":
+        return Cell(f"inconclusive ({line.best})" if leads else "inconclusive", state="unsure")
     return Cell("equal" if line.verdict == "equal" else DASH)
 
 
@@ -202,7 +202,7 @@ def shift_tables(result: Comparison, short: bool) -> list[Table]:
             texts = [*(figure_text(q, side) for side in (0, 1)), change_text(q)]
             note = table.footnote(q.reason) if q.reason else None
             cells = [Cell(t, note if t in (INFINITE, DASH) else None) for t in texts]
-            state = "unsure" if q.verdict == "open" else ""
+            state = "unsure" if q.verdict == "inconclusive" else ""
             state = ("bad" if q.slower else "good") if q.verdict == "differs" else state
             table.rows.append(
                 [Cell(quantile_name(q.q)), *cells, Cell(verdict_text(q), state=state)]
@@ -264,14 +264,13 @@ def winners_table(result: Comparison) -> Table:
             # none wins whose tail has become infinite
             against = any(x.slower != q.slower for x in shift.quantiles if len(x.infinite) == 1)
             state = "" if against else "good"
-            won = Cell(*((winner, None, state) if q.verdict == "differs" else (OPEN,)))
+            won = Cell(*((winner, None, state) if q.verdict == "differs" else ("inconclusive",)))
             won = Cell(DASH) if result.other_work else won
             sides = [Cell(figure_text(q, side)) for side in (0, 1)]
             add(won, f"{shift.metric.upper()} {quantile_name(q.q)}", sides, change_text(q))
     for line in result.scorecard:
         if any(v is not None for v in line.values) and (per_gpu or "per GPU" not in line.label):
             won = replace(_better(line, False), note=None)
-            won = replace(won, text=OPEN) if won.text == "open" else won
             unit = "points" if line.question == "errors" else "%"
             add(
                 won,

@@ -28,7 +28,7 @@ def around_limit(summary: Summary) -> list[str]:
             f"At {met[-1].name}, {_highest(summary, met[-1])}: {_latencies(summary, met[-1])}."
         )
     if below and below[-1:] != met[-1:]:
-        open_ = "the highest load below the capacity; whether it meets the SLO is open"
+        open_ = "the highest load below the capacity; its verdict is inconclusive"
         lines.append(f"At {below[-1].name}, {open_}: {_latencies(summary, below[-1])}.")
     known = limit and held.crossing != "lower_bound"
     above = [s for s in stages if known and limit < (s.offered_rps or 0.0)]

@@ -40,7 +40,7 @@ def bracket(summary: Summary, width: int) -> list[Entry]:
     if held.estimate_rps:
         line[at(held.estimate_rps)] = "◆"
     named = [x for x in (middle, math.exp(first), math.exp(last), low, high) if x]
-    words = "✓ met  ✗ violated  ? open  ═ 95 %  ◆ estimate, req/s"
+    words = "✓ met  ✗ violated  ? inconclusive  ═ 95 %  ◆ estimate, req/s"
     return [
         Entry("BRACKET", "".join(line)),
         Entry("", _numbers(named, [at(x) for x in named], columns)),

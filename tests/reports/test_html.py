@@ -134,7 +134,7 @@ def test_the_loads_around_the_capacity_are_told_in_words() -> None:
     assert page.text["around-limit"] == f"{at_most}{above}"
     summary["stages"][5]["slo_met"] = None  # at 6: now 5 is the highest that met them
     below = around_limit(read_summary(summary))[1]
-    open_ = "the highest load below the capacity; whether it meets the SLO is open"
+    open_ = "the highest load below the capacity; its verdict is inconclusive"
     assert below == f"At 6 req/s, {open_}: {at_6}"
     summary["capacity"] |= {"crossing": "pooled", "binding_slo": "ttft_p99=2s"}
     assert around_limit(read_summary(summary))[2] == (

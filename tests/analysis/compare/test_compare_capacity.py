@@ -37,7 +37,9 @@ def sweep(
 def test_usable_rates_win_only_where_their_brackets_are_apart(tmp_path: Path) -> None:
     made = (("a", 15, 10.0), ("b", 25, 18.0), ("c", 100, 8.0))
     a, b, c = (sweep(tmp_path / name, at, first=first) for name, at, first in made)
-    assert rows(compare([a, b]))["capacity_rps"].verdict == "open"  # 9.9 to 18.2 and 18 to 34 touch
+    assert (
+        rows(compare([a, b]))["capacity_rps"].verdict == "inconclusive"
+    )  # 9.9 to 18.2 and 18 to 34 touch
     found = rows(compare([a, b, c]))["capacity_rps"]
     low, high = found.brackets[0]
     assert (low, high) == a.judged.summary.capacity.capacity_rps_ci
@@ -141,7 +143,7 @@ def test_usable_rates_that_touch_have_no_cheaper_one_whatever_the_lengths_by_cha
     fleet = structs.replace(held.fleet, output_tokens_mean=longer)
     b = replace(b, judged=replace(b.judged, summary=structs.replace(held, fleet=fleet)))
     found = rows(compare([a, b]))["usd_per_million_output_tokens"]
-    assert (found.winner, found.verdict) == (None, "open")
+    assert (found.winner, found.verdict) == (None, "inconclusive")
     cheaper = ComparedRun("D", c.judged, 1, 0.8)  # per request less, whatever the rates are
     assert rows(compare([a, cheaper]))["usd_per_million_output_tokens"].winner == "D"
     free = [ComparedRun(x.name, x.judged, 1, 0.0) for x in (a, c)]

@@ -97,14 +97,14 @@ def test_of_figures_that_read_the_same_none_leads(tmp_path: Path) -> None:
     result = compare([arm(tmp_path / n, stage(ttfts(1, 200)), usd=2.0) for n in "ab"])
     row = next(r for r in result.scorecard if r.name == "ttft_p99_s_x_usd_per_hour")
     lines = [
-        structs.replace(row, verdict="open", best="B", values=v)
+        structs.replace(row, verdict="inconclusive", best="B", values=v)
         for v in ([25.004, 24.996], [25.1, 25.0])
     ]
     result = structs.replace(result, scorecard=lines)
     card = next(t for t in tables(result) if t.title == "Scorecard").rows
     assert [[cells[1].text, cells[2].text, cells[-1].text] for cells in card] == [
-        ["25.0", "25.0", "open"],
-        ["25.1", "25.0", "open (B)"],
+        ["25.0", "25.0", "inconclusive"],
+        ["25.1", "25.0", "inconclusive (B)"],
     ]
 
 

@@ -61,7 +61,7 @@ def test_noise_is_open_not_a_finding(tmp_path: Path) -> None:
     result = compare([a, arm(tmp_path / "b", stage(ttfts(2, 300, 1.02)), seed=2)])
     found = quantiles(result, "ttft")[0.5]
     assert found.change_ci[0] < 0 < found.change_ci[1]
-    assert found.verdict == "open"
+    assert found.verdict == "inconclusive"
     assert result.same_schedule is False
     assert rows(result)["ttft_p99_over_p50"].winner is None
 
@@ -205,7 +205,7 @@ def test_an_end_that_is_not_known_is_a_question_mark_on_either_side() -> None:
     change = engine.log_change(0.0, 1.0, 1.0)
     assert change.ci == (None, None)
     assert change.smallest_seen(1) is None
-    assert change.verdict(real=True) == "open"
+    assert change.verdict(real=True) == "inconclusive"
     assert engine.log_change(0.0, 0.5, 1.0).ci == pytest.approx(
         (np.expm1(-6.353), np.expm1(6.353)), rel=1e-3
     )
@@ -283,7 +283,7 @@ def test_the_change_is_that_of_the_two_figures_and_no_run_wins_against_them(tmp_
     assert held.change == pytest.approx(0.189 / 0.190 - 1)
     assert held.shift == pytest.approx(0.0179, abs=0.0003)
     assert held.change_ci[0] <= held.change < 0 < held.shift < held.change_ci[1]
-    assert held.verdict == "open"
+    assert held.verdict == "inconclusive"
     for q in found.values():
         assert q.change == pytest.approx(q.other_s / q.reference_s - 1)
     for text in (comparison_markdown(result), rendered(result)):

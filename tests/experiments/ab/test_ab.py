@@ -171,7 +171,12 @@ def test_the_next_command_has_the_rounds_that_would_decide(turns: Comparison) ->
     """t(1) = 12.706, t(2) = 4.303, t(3) = 3.182, t(4) = 2.776, t(7) = 2.365, t(8) = 2.306 at 97.5 %:
     of 2 pairs ± 20 % is s = 0.2 √2 / 12.706 = 0.0223, of 4 pairs 0.2 √4 / 3.182 = 0.126."""
     wide = msgspec.structs.replace(
-        turns.shift[0].quantiles[0], q=0.5, verdict="open", p=0.2, change=0.1, change_ci=(-0.1, 0.3)
+        turns.shift[0].quantiles[0],
+        q=0.5,
+        verdict="inconclusive",
+        p=0.2,
+        change=0.1,
+        change_ci=(-0.1, 0.3),
     )
     assert _pairs(wide, 2, 100, 0.975) == 3  # 4.303 s / √3 = 5.5 %, less than the change
     alike = msgspec.structs.replace(wide, change=0.0, change_ci=(-0.2, 0.2))
