@@ -326,7 +326,7 @@ def test_connections_are_opened_before_they_are_due(certificate: Path) -> None:
     waited = [(r.connected_ns or 0) - (r.dispatched_ns or 0) > 30e6 for r in records]
     assert all(waited[:5])
     assert sum(waited[20:]) <= 4  # on a busy machine
-    assert opened < 60 + 20
+    assert opened < 2 * 60  # on a busy machine a few more than are needed
 
 
 OPENSSL = shutil.which("openssl")
