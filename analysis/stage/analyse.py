@@ -370,7 +370,7 @@ def _client(meta: StageMeta, scheduled: Requests, slos: Sequence[Slo]) -> dict[s
     if (p50 is None or p99 is None) and len(slip):
         p50, p99 = (float(slip[quantile_rank(q, len(slip)) - 1]) for q in (0.5, 0.99))
     reason = audit.client_limited_reason
-    if audit == ClientAudit():
+    if meta.audit is None:
         most_s = lateness_limit_s(slo.limit_s for slo in slos if slo.metric in FROM_SCHEDULE)
         late = left_late(p99, most_s)
         reason = late and f"{late}; by its records, as it has no account of its own"

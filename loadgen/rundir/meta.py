@@ -24,15 +24,11 @@ Kind = Literal["open", "closed"]
 
 
 class Busiest(Struct, frozen=True, kw_only=True):
-    """A process that took much of the machine during a stage."""
-
     name: str
     cores: Amount
 
 
 class WorkerAudit(Struct, frozen=True, kw_only=True):
-    """What one worker used during a stage."""
-
     worker: Count
     node: str | None = None
     cpu_fraction: Amount | None = None
@@ -60,8 +56,6 @@ class ClientAudit(Struct, frozen=True, kw_only=True):
 
 
 class NodeClock(Struct, frozen=True, kw_only=True):
-    """How far a node's clock is ahead, and how well that is known."""
-
     node: str
     ahead_ns: TimeNs | None = None
     bound_ns: CountNs | None = None
@@ -87,7 +81,7 @@ class StageEntry(Struct, frozen=True, kw_only=True):
     drained_ns: TimeNs | None = None
     ramp_s: Amount | None = None
     scheduled_requests: Count | None = None
-    played_sessions: Any = None
+    played_sessions: bool | None = None
     sessions: CutSessions | None = None
     cached_share_planned: Amount | None = None
     ended_early: str | None = None
@@ -110,8 +104,6 @@ class StageMeta(StageEntry, frozen=True, kw_only=True):
 
 
 class Seam(Struct, frozen=True, kw_only=True):
-    """Where a resumed run goes on."""
-
     after_stage: int
     reason: str
     resumed_utc: str
@@ -121,16 +113,12 @@ class Seam(Struct, frozen=True, kw_only=True):
 
 
 class Step(Struct, frozen=True, kw_only=True):
-    """A step of a search."""
-
     stage: Count
     offered_rps: Amount
     why: str
 
 
 class Search(Struct, frozen=True, kw_only=True):
-    """A search and the way it took."""
-
     precision: Amount
     reached: bool | None = None
     ended: str | None = None
@@ -139,28 +127,20 @@ class Search(Struct, frozen=True, kw_only=True):
 
 
 class Lengths(Struct, frozen=True, kw_only=True):
-    """The planned lengths of prompts or answers."""
-
     p50: Amount | None = None
     text: str | None = None
 
 
 class TrafficClass(Struct, frozen=True, kw_only=True):
-    """A class of the workload."""
-
     name: str | None = None
     weight: Amount | None = None
 
 
 class Trace(Struct, frozen=True, kw_only=True):
-    """The trace that a workload replays."""
-
     requests: Count | None = None
 
 
 class Workload(Struct, frozen=True, kw_only=True):
-    """The workload as described."""
-
     input_tokens: Lengths | None = None
     output_tokens: Lengths | None = None
     classes: list[TrafficClass] | None = None
@@ -170,8 +150,6 @@ class Workload(Struct, frozen=True, kw_only=True):
 
 
 class Finding(Struct, frozen=True, kw_only=True):
-    """What the probe found at the endpoint."""
-
     name: str
     verdict: Literal["ok", "note", "bad"]
     found: str
@@ -180,24 +158,18 @@ class Finding(Struct, frozen=True, kw_only=True):
 
 
 class Definition(Struct, frozen=True, kw_only=True):
-    """What another tool's figure means."""
-
     what: str
     theirs: str
     ours: str | None = None
 
 
 class Imported(Struct, frozen=True, kw_only=True):
-    """Where an imported run is from."""
-
     tool: str
     definitions: list[Definition] | None = None
     missing: dict[str, str] | None = None
 
 
 class Burst(Struct, frozen=True, kw_only=True):
-    """The plan of a burst."""
-
     base_rps: Positive
     base_s: PartS
     burst_s: PartS
@@ -207,16 +179,12 @@ class Burst(Struct, frozen=True, kw_only=True):
 
 
 class Soak(Struct, frozen=True, kw_only=True):
-    """The plan of a soak."""
-
     rate_rps: Amount
     duration_s: PartS
     window_s: PartS
 
 
 class AB(Struct, frozen=True, kw_only=True):
-    """Which run of a pair it is."""
-
     pair: str
     arm: Literal["a", "b"]
     rounds: Count | None = None
@@ -224,8 +192,6 @@ class AB(Struct, frozen=True, kw_only=True):
 
 
 class FleetInputs(Struct, frozen=True, kw_only=True):
-    """What a fleet is sized by."""
-
     peak_rps: Amount | None = None
     tensor_parallel: Count | None = None
     safety_factor: Amount | None = None
@@ -233,28 +199,20 @@ class FleetInputs(Struct, frozen=True, kw_only=True):
 
 
 class Clock(Struct, frozen=True, kw_only=True):
-    """One instant by both clocks."""
-
     monotonic_ns: TimeNs | None = None
     utc: datetime | None = None
 
 
 class Locked(Struct, frozen=True, kw_only=True):
-    """The variables that are held."""
-
     max_model_len: Tokens | str | None = None  # str: of --lock
     think_s: Amount | None = None
 
 
 class Host(Struct, frozen=True, kw_only=True):
-    """The load generator's machine."""
-
     cpus: Count | None = None
 
 
 class RunMeta(Struct, frozen=True, kw_only=True):
-    """run.json."""
-
     status: str | None = None
     status_reason: str | None = None
     predicted: bool | None = None

@@ -9,7 +9,6 @@ from ampacity.analysis.contract.summary import Summary
 from ampacity.analysis.next_run import again, relieved
 from ampacity.analysis.stage.throughput import steady_state
 from ampacity.durations import duration_text, rounded_up
-from ampacity.loadgen.rundir.meta import stages_of
 from ampacity.reports.render.figures import DASH, Finding, by_load, counted, length
 from ampacity.reports.render.traffic import lengths_line
 
@@ -158,5 +157,5 @@ def _length(summary: Summary) -> str:
 
 def _longest_s(meta: Mapping[str, Any]) -> float:
     """Return the length of the longest stage, in s."""
-    known = [s for s in stages_of(meta) if s.start_ns and s.end_ns]
-    return max((round((s.end_ns - s.start_ns) * 1e-9, 1) for s in known), default=30.0)
+    known = [s for s in meta.get("stages") or [] if s.get("start_ns") and s.get("end_ns")]
+    return max((round((s["end_ns"] - s["start_ns"]) * 1e-9, 1) for s in known), default=30.0)

@@ -5,7 +5,6 @@ from typing import Any
 
 from ampacity.analysis.contract.stage import Stage
 from ampacity.analysis.contract.summary import Summary
-from ampacity.loadgen.rundir.meta import ClientAudit, stages_of
 from ampacity.reports.render.figures import NO_REASON, by_load, count, seconds, share, significant
 from ampacity.reports.render.table import Cell, Column, Table
 from ampacity.reports.render.tables import rows_of_stages
@@ -27,19 +26,13 @@ def windows_table(summary: Summary, meta: Mapping[str, Any]) -> Table:
     rows.column(Column("L ÷ λW"), _consistency)
     rows.figure("slip p50", "whole stage", lambda s: s.slip_s.p50, seconds)
     rows.figure("slip p99", "whole stage", lambda s: s.slip_s.p99, seconds)
-    audits = {s.index: s.audit or ClientAudit() for s in stages_of(meta)}
-
-    def client(
-        head: str, of: Callable[[ClientAudit], float | None], text: Callable[..., str]
-    ) -> None:
-        def value(stage: Stage) -> float | None:
-            return of(audits.get(stage.index) or ClientAudit())
-
+    for head, name, text in (
+        ("slip max", "slip_max_s", seconds),
+        ("loop lag p99", "loop_lag_p99_s", seconds),
+        ("CPU", "cpu_fraction", share),
+    ):
+        value = _of_audit(meta, name)
         rows.figure(head, "whole stage", value, text, why="run.json does not hold it")
-
-    client("slip max", lambda a: a.slip_max_s, seconds)
-    client("loop lag p99", lambda a: a.loop_lag_p99_s, seconds)
-    client("CPU", lambda a: a.cpu_fraction, share)
     rows.figure(
         "output",
         "tokens/s",
@@ -51,11 +44,17 @@ def windows_table(summary: Summary, meta: Mapping[str, Any]) -> Table:
     return rows.done()
 
 
+def _of_audit(meta: Mapping[str, Any], name: str) -> Callable[[Stage], Any]:
+    audits = {s.get("index"): s.get("audit") or {} for s in meta.get("stages") or []}
+    return lambda stage: audits.get(stage.index, {}).get(name)
+
+
 def began_s(meta: Mapping[str, Any]) -> dict[int, float]:
     """Return when each stage began, in s since the first: the time axis of the timeline."""
-    starts_ns = {s.index: s.start_ns for s in stages_of(meta)}
-    first_ns = min(starts_ns.values(), default=0)
-    return {index: (ns - first_ns) * 1e-9 for index, ns in starts_ns.items()}
+    starts = {s.get("index"): s.get("start_ns") for s in meta.get("stages") or []}
+    known = {index: ns for index, ns in starts.items() if isinstance(ns, int)}
+    first = min(known.values(), default=0)
+    return {index: (ns - first) * 1e-9 for index, ns in known.items() if isinstance(index, int)}
 
 
 def span(stage: Stage, began_s: float) -> Cell:

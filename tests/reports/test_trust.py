@@ -143,7 +143,7 @@ def test_what_happened_stands_in_the_order_of_time() -> None:
     windows = ({"start_s": 1.0, "end_s": 9.0}, {"start_s": 0.5, "end_s": 8.0})
     for stage, window in zip((first, second), windows, strict=True):
         stage["window"] |= window
-    starts = [{"start_ns": s * 10**9, "end_ns": 40 * 10**9} for s in (1, 31)]
+    starts = [{"index": 0, "start_ns": 10**9}, {"index": 1, "start_ns": 31 * 10**9}]
     table = events_table(read_summary(summary | {"stages": [second, first]}), {"stages": starts})
     assert [[cell.text for cell in row] for row in table.rows] == [
         [
