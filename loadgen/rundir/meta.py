@@ -199,8 +199,8 @@ class FleetInputs(Struct, frozen=True, kw_only=True):
 
 
 class Clock(Struct, frozen=True, kw_only=True):
-    monotonic_ns: TimeNs | None = None
-    utc: datetime | None = None
+    monotonic_ns: TimeNs
+    utc: datetime
 
 
 class Locked(Struct, frozen=True, kw_only=True):
