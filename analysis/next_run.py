@@ -61,9 +61,8 @@ def same_stages(words: Sequence[str], meta: Mapping[str, Any]) -> str | None:
     lengths and times are the same. None where the loads were given, or one option cannot name them.
     ``meta``: run.json.
     """
-    played = stages_of(meta)
-    of_loads = {s.index if s.schedule is None else s.schedule: s for s in played}
-    stages = of_loads.values()  # repeats: the last
+    last = {s.index if s.schedule is None else s.schedule: s for s in stages_of(meta)}
+    stages = last.values()  # of repeats
     kinds = {s.kind for s in stages}
     given = any(_text(words, option) for option in OF_LOADS[:2])
     chosen = meta.get("experiment") in ("demo", "sweep", "search", "predict") and not given

@@ -337,15 +337,12 @@ class Rig:
         elif early and not self.ended and not meta.get("interrupted"):
             self.ended = ("budget", self.budget_text(early))
         self._writer.write_meta()  # from here on the stage survives a kill
-        from ampacity.analysis.stage.analyse import (  # not needed for the first one
-            analyse_stage,
-            read_records,
-        )
+        from ampacity.analysis.stage import analyse  # not needed for the first one
 
         slos, warmup = self.settings.slos, self.settings.warmup_requests
         stage = read_stage(meta)
-        records = read_records(table, stage.start_ns, self._writer.meta)
-        judged: Stage = analyse_stage(records, stage, slos, warmup)
+        records = analyse.read_records(table, stage.start_ns, self._writer.meta)
+        judged: Stage = analyse.analyse_stage(records, stage, slos, warmup)
         limited = judged.client_limited or judged.client_limited_metrics
         if limited and outcome.busiest is not None:
             meta["audit"]["busiest"] = outcome.busiest
