@@ -65,5 +65,6 @@ $(INSTALLED): $(INSTALLED_FROM) | .venv
 	@touch $@
 
 $(INSTALLED_DEV): $(INSTALLED_FROM) | .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,docs,hf]' -c constraints.txt
+	# modules are compiled when they are imported, which few of them are: 14 s less
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -e '.[dev,docs,hf]' -c constraints.txt
 	@touch $@ $(INSTALLED)
