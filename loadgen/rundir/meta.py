@@ -3,6 +3,7 @@
 A field that is missing or null is None.
 """
 
+import json
 import re
 from collections.abc import Mapping
 from datetime import datetime
@@ -242,17 +243,21 @@ class RunMeta(Struct, frozen=True, kw_only=True):
     fleet_inputs: FleetInputs | None = None
 
 
-def read_stage(stage: Mapping[str, Any], position: int = 0) -> StageMeta:
-    """Return the typed form of an entry of ``stages``, which ``fault_of`` has checked."""
+def read_stage(stage: Mapping[str, Any]) -> StageMeta:
+    """Return the typed form of a stage that is still in memory: as run.json will have it."""
+    return _typed(json.loads(json.dumps(stage)))  # numpy's floats are none to msgspec
+
+
+def stages_of(meta: Mapping[str, Any]) -> list[StageMeta]:
+    """Return the stages of run.json, which ``fault_of`` has checked."""
+    return [_typed(stage, i) for i, stage in enumerate(meta.get("stages") or [])]
+
+
+def _typed(stage: Mapping[str, Any], position: int = 0) -> StageMeta:
     kind = stage.get("kind") or ("closed" if stage.get("concurrency") else "open")
     index = stage.get("index")
     known = {"index": position if index is None else index, "kind": kind}
     return msgspec.convert({**stage, **known}, StageMeta)
-
-
-def stages_of(meta: Mapping[str, Any]) -> list[StageMeta]:
-    """Return the stages of run.json."""
-    return [read_stage(stage, i) for i, stage in enumerate(meta.get("stages") or [])]
 
 
 def fault_of(meta: Mapping[str, Any]) -> str | None:
