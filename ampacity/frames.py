@@ -31,6 +31,7 @@ from ampacity.experiments.windows import summarise_soak
 from ampacity.loadgen.rundir.files import Run as RunDirectory
 from ampacity.loadgen.rundir.files import RunDirError, load_run
 from ampacity.loadgen.rundir.lists import LISTS
+from ampacity.loadgen.rundir.meta import StageMeta
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -81,7 +82,7 @@ class Run:
         return summarise(self._directory)
 
     @cached_property
-    def _stages(self) -> tuple[list[dict[str, Any]], RunRecords]:
+    def _stages(self) -> tuple[list[StageMeta], RunRecords]:
         return read_stages(self._directory)
 
     @cached_property
@@ -169,23 +170,23 @@ class Run:
         """
         levels = [levels] if isinstance(levels, str | int | float) else levels
         wanted = dict(map(_level, levels))
-        known = [meta["index"] for meta in self._stages[0]]
+        known = [meta.index for meta in self._stages[0]]
         if stage is not None and stage not in known:
             raise ValueError(f"stage {stage!r}: choose one of {', '.join(map(str, known))}")
         rows = [
-            {"stage": meta["index"], "load": planned_name(meta), **row}
+            {"stage": meta.index, "load": planned_name(meta), **row}
             for meta in self._stages[0]
-            if stage is None or meta["index"] == stage
+            if stage is None or meta.index == stage
             for row in self._percentiles(meta, wanted, metric)
         ]
         return pd.DataFrame(rows, columns=list(_PERCENTILES)).astype(_PERCENTILES)
 
     def observed(self) -> dict[int, dict[str, Observations]]:
         """Return the samples that each stage is judged by, by stage index and metric."""
-        return {meta["index"]: self._cohorts(meta)[0].observed for meta in self._stages[0]}
+        return {meta.index: self._cohorts(meta)[0].observed for meta in self._stages[0]}
 
     def _percentiles(
-        self, meta: dict[str, Any], levels: dict[str, float], metric: str | None
+        self, meta: StageMeta, levels: dict[str, float], metric: str | None
     ) -> Iterable[dict[str, Any]]:
         cohort, other = self._cohorts(meta)
         if metric is not None and metric not in cohort.observed:
@@ -201,12 +202,11 @@ class Run:
                 why = held.reason or held.ci_reason
                 yield {"metric": name, "percentile": level, "n": o.n, **value, "reason": why}
 
-    def _cohorts(self, meta: dict[str, Any]) -> tuple[Cohort, Cohort | None]:
+    def _cohorts(self, meta: StageMeta) -> tuple[Cohort, Cohort | None]:
         """Return the requests that a stage is judged by, and those without the client's delays."""
         records, complete = self._stages[1], self._directory.complete
         found = stage_records(records, meta, warmup_of(self.meta), run_complete=complete)
-        audit = meta.get("audit") or {}
-        return found.cohort, without_client(found.cohort, audit, records.origin_ns)
+        return found.cohort, without_client(found.cohort, meta.audit, records.origin_ns)
 
 
 _PERCENTILES = {

@@ -1,12 +1,12 @@
 """One name for a stage in every output: its load, and its number where another shares it."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from msgspec import structs
 
 from ampacity.analysis.contract.stage import Stage
+from ampacity.loadgen.rundir.meta import StageMeta
 
 
 def load_name(rate_rps: float | None, users: float | None = None, index: object = "?") -> str:
@@ -16,9 +16,9 @@ def load_name(rate_rps: float | None, users: float | None = None, index: object 
     return f"stage {index}" if users is None else f"{_four_digits(users)} users"
 
 
-def planned_name(meta: Mapping[str, Any]) -> str:
+def planned_name(meta: StageMeta) -> str:
     """Return the name of the load of an entry of run.json's stages."""
-    return load_name(meta.get("offered_rps"), meta.get("concurrency"), meta.get("index", "?"))
+    return load_name(meta.offered_rps, meta.concurrency, meta.index)
 
 
 def name_stages(stages: Sequence[Stage]) -> list[Stage]:

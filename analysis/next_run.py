@@ -13,6 +13,7 @@ from ampacity.analysis.contract.summary import Summary
 from ampacity.analysis.slo import SLO_SETS
 from ampacity.analysis.stage_warnings import IDLE_CPU_FRACTION
 from ampacity.durations import duration_text, exact_text, read_duration, rounded_up
+from ampacity.loadgen.rundir.meta import stages_of
 
 ROOM = 1.1  # over the requests that decide: arrivals are random
 LOADS_OF = {"open": ("--rates", "offered_rps"), "closed": ("--concurrency", "concurrency")}
@@ -60,19 +61,19 @@ def same_stages(words: Sequence[str], meta: Mapping[str, Any]) -> str | None:
     lengths and times are the same. None where the loads were given, or one option cannot name them.
     ``meta``: run.json.
     """
-    played = meta.get("stages") or []
-    stages = {s.get("schedule", s["index"]): s for s in played}.values()  # repeats: the last
-    kinds = {s["kind"] for s in stages}
+    last = {s.index if s.schedule is None else s.schedule: s for s in stages_of(meta)}
+    stages = last.values()  # of repeats
+    kinds = {s.kind for s in stages}
     given = any(_text(words, option) for option in OF_LOADS[:2])
     chosen = meta.get("experiment") in ("demo", "sweep", "search", "predict") and not given
-    if not chosen or len(kinds) != 1 or len(words) < 2 or any(s.get("lengths") for s in stages):
+    if not chosen or len(kinds) != 1 or len(words) < 2 or any(s.lengths for s in stages):
         return None
     (kind,) = kinds
     option, load = LOADS_OF[kind]
-    ramps = [float(s.get("ramp_s") or 0.0) for s in stages]
-    lengths_s = [(s["end_ns"] - s["start_ns"]) / 1e9 for s in stages]
+    ramps = [s.ramp_s or 0.0 for s in stages]
+    lengths_s = [(s.end_ns - s.start_ns) / 1e9 for s in stages]
     loads = {
-        option: ",".join(f"{s[load]:.15g}" for s in stages),
+        option: ",".join(f"{getattr(s, load):.15g}" for s in stages),
         "--duration": ",".join(exact_text(s - r) for s, r in zip(lengths_s, ramps, strict=True)),
         **({} if (seed := meta.get("seed")) is None else {"--seed": str(seed)}),
     }

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from msgspec import structs
 
@@ -18,6 +17,7 @@ from ampacity.analysis.stage.steady import Stability
 from ampacity.analysis.stage.verdicts import Judge, Judged, judge_requests
 from ampacity.analysis.summary import read_stages, warmup_of
 from ampacity.loadgen.rundir.files import Run
+from ampacity.loadgen.rundir.meta import StageMeta
 
 TIMES = (0.3, 0.4, 0.6, 0.8, 1.0, 1.5, 2.0, 4.0, 8.0)  # of the limit
 
@@ -78,7 +78,7 @@ def capacity_at_limits(run: Run, summary: Summary) -> list[AtLimit]:
 
 
 def _judge(
-    records: RunRecords, meta: dict[str, Any], run: Run, slos: Sequence[Slo]
+    records: RunRecords, meta: StageMeta, run: Run, slos: Sequence[Slo]
 ) -> tuple[Stability, list[SloVerdict]]:
     """Return whether a stage has a steady state, and its verdict on each of ``slos``."""
     found = stage_records(records, meta, warmup_of(run.meta), run_complete=run.complete)

@@ -5,7 +5,7 @@ its later turns count whenever they came. It is *failed* when a request of it fa
 run ended before it did.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -33,6 +33,7 @@ from ampacity.analysis.slo import Slo
 from ampacity.analysis.stage.analyse import RunRecords
 from ampacity.analysis.stage.attainment import observe_slos, requests_meeting
 from ampacity.analysis.stage.steady import time_average_in_flight
+from ampacity.loadgen.rundir.meta import StageMeta
 
 NO_SESSIONS = "the workload has no sessions"
 _TURNS = (0, 1, 2, 3, 5, 10, 20, 50, 2**31)  # first turn of each row of per_turn
@@ -76,7 +77,7 @@ class _Sessions:
 
 def summarise_sessions(
     records: RunRecords,
-    metas: Sequence[Mapping[str, Any]],
+    metas: Sequence[StageMeta],
     stages: Sequence[Stage],
     slos: Sequence[Slo],
 ) -> Sessions | None:
@@ -87,7 +88,7 @@ def summarise_sessions(
     found = [
         _of_stage(records, sessions, meta, stage, slos)
         for meta, stage in zip(metas, stages, strict=True)
-        if (sessions := _read(records.requests, ids, turns, int(meta["index"]))) is not None
+        if (sessions := _read(records.requests, ids, turns, meta.index)) is not None
     ]
     return Sessions(stages=found, fit=_fit(found, stages, slos)) if found else None
 
@@ -113,18 +114,18 @@ def _read(
 def _of_stage(
     records: RunRecords,
     sessions: _Sessions,
-    meta: Mapping[str, Any],
+    meta: StageMeta,
     stage: Stage,
     slos: Sequence[Slo],
 ) -> SessionStage:
     r = sessions.requests
     begin_ns, end_ns = sessions.first(r.scheduled_ns), sessions.last(r.ended_ns)
-    zero_s = (int(meta.get("start_ns") or 0) - records.origin_ns) * _NS
+    zero_s = (meta.start_ns - records.origin_ns) * _NS
     window_s = (zero_s + stage.window.start_s, zero_s + stage.window.end_s)
     chosen = (begin_ns * _NS >= window_s[0]) & (begin_ns * _NS < window_s[1])
-    noted = meta.get("sessions")  # a killed run did not note which sessions it cut
+    noted = meta.sessions  # a killed run did not note which sessions it cut
     cut = sessions.any(r.has_status("unfinished"))
-    cut |= np.isin(sessions.ids, (noted or {}).get("cut") or [])
+    cut |= np.isin(sessions.ids, (noted.cut if noted else None) or [])
     failed = sessions.any(r.failed) & ~cut
     complete = ~cut & ~failed
     length_s = window_s[1] - window_s[0]
@@ -136,7 +137,7 @@ def _of_stage(
         for values in ((end_ns - begin_ns) * _NS, _busy_s(sessions))
     )
     return SessionStage(
-        index=meta["index"],
+        index=meta.index,
         sessions=int(chosen.sum()),
         complete=int(whole.sum()),
         failed=int((chosen & failed).sum()),

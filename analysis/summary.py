@@ -1,7 +1,7 @@
 """The whole summary of a run: docs/summary.md."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -43,6 +43,7 @@ from ampacity.analysis.traffic import compare_sharing, summarise_traffic
 from ampacity.analysis.verdict import write_verdict
 from ampacity.analysis.warnings import find_warnings
 from ampacity.loadgen.rundir.files import Run
+from ampacity.loadgen.rundir.meta import StageMeta
 from ampacity.loadgen.rundir.records import KINDS
 
 SCHEMA_VERSION = 2
@@ -107,12 +108,10 @@ def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> Summary:
     return _concluded(read_summary(_plain(summary)), run, metas, records)
 
 
-def _concluded(
-    found: Summary, run: Run, metas: list[dict[str, Any]], records: RunRecords
-) -> Summary:
+def _concluded(found: Summary, run: Run, metas: list[StageMeta], records: RunRecords) -> Summary:
     """Return a summary with its warnings, verdict, limits and next command."""
     odd = odd_answers(run.requests, records.requests, models_asked(run.meta))
-    began_s = float(metas[0].get("from_s") or 0.0) if metas else 0.0  # of a window of a soak
+    began_s = (metas[0].from_s or 0.0) if metas else 0.0  # of a window of a soak
     events = run.meta.get("events") or ()
     facts = Facts(found, deviations(records.requests), odd, began_s, events)
     found = structs.replace(found, warnings=find_warnings(facts))
@@ -139,7 +138,7 @@ def _fleet(
 def _add_optional_parts(
     summary: dict[str, Any],
     run: Run,
-    metas: list[dict[str, Any]],
+    metas: list[StageMeta],
     records: RunRecords,
     slos: list[Slo],
 ) -> None:
@@ -198,10 +197,9 @@ def _without_verdict(stage: Stage) -> Stage:
     return structs.replace(stage, slo_met=None, slo_met_reason=why, slo_verdicts=[])
 
 
-def read_stages(run: Run) -> tuple[list[dict[str, Any]], RunRecords]:
+def read_stages(run: Run) -> tuple[list[StageMeta], RunRecords]:
     """Return (entries of run.json's stages, the run's records)."""
-    metas = [_plain_stage(index, s) for index, s in enumerate(run.meta.get("stages") or [])]
-    origin_ns = min((int(m["start_ns"]) for m in metas if m.get("start_ns")), default=0)
+    metas, origin_ns = run.stages, run.origin_ns
     records = read_records(run.requests, origin_ns, run.meta, run.before)
     if not run.complete:
         metas = [_as_far_as_it_came(m, run.requests) for m in metas]
@@ -216,7 +214,7 @@ def warmup_of(meta: Mapping[str, Any]) -> int | None:
 
 def _judge_stages(
     run: Run, slos: list[Slo], labels: Mapping[int, bool] | None
-) -> tuple[list[dict[str, Any]], RunRecords, list[Stage]]:
+) -> tuple[list[StageMeta], RunRecords, list[Stage]]:
     """Return (entries of run.json's stages, the run's records, its stages)."""
     meta = run.meta
     metas, records = read_stages(run)
@@ -238,62 +236,55 @@ def _judge_stages(
         law = structs.replace(stage.littles_law, server=compared)
         if server is not None and (why := foreign_requests(law)):
             server = without_figures(server, why)
-        pauses = thinks or "sessions" in of_stage or never_all_users(stage)
+        pauses = thinks or of_stage.sessions is not None or never_all_users(stage)
         pauses = stage.kind == "closed" and bool(pauses)
         stages.append(structs.replace(stage, server=server, littles_law=law, users_pause=pauses))
     stages = name_stages(stages)
     return metas, records, [_without_verdict(s) for s in stages] if meta.get("burst") else stages
 
 
-def _plain_stage(position: int, stage: Mapping[str, Any]) -> dict[str, Any]:
-    kind = stage.get("kind") or ("closed" if stage.get("concurrency") else "open")
-    index = stage.get("index")
-    return {**stage, "index": position if index is None else int(index), "kind": kind}
-
-
-def _undisturbed(metas: list[dict[str, Any]]) -> dict[str, Any]:
+def _undisturbed(metas: list[StageMeta]) -> StageMeta:
     """Return, of stages that repeat one load, the last with a client that kept up and no cut.
 
     A stage that was killed has no audit: where none is left, a whole one is taken.
     """
 
-    def odd(m: dict[str, Any]) -> tuple[bool, bool]:
-        cut = bool(m.get("ended_early") or not m.get("drained_ns"))
-        return cut or bool((m.get("audit") or {}).get("client_limited")), cut
+    def odd(m: StageMeta) -> tuple[bool, bool]:
+        cut = bool(m.ended_early or not m.drained_ns)
+        return cut or bool(m.audit and m.audit.client_limited), cut
 
     return min(reversed(metas), key=odd)
 
 
-def _server(run: Run, stage: Stage, meta: Mapping[str, Any]) -> Server | None:
+def _server(run: Run, stage: Stage, meta: StageMeta) -> Server | None:
     """Return the server's own gauges over the window of the stage."""
-    start_ns = int(meta.get("start_ns") or 0)
-    window_ns = [start_ns + round(s * 1e9) for s in (stage.window.start_s, stage.window.end_s)]
+    window_ns = [meta.start_ns + round(s * 1e9) for s in (stage.window.start_s, stage.window.end_s)]
     return server_figures(run.server, *window_ns)
 
 
-def _as_far_as_it_came(stage: dict[str, Any], table: pa.Table) -> dict[str, Any]:
+def _as_far_as_it_came(stage: StageMeta, table: pa.Table) -> StageMeta:
     """Return a killed stage without the requests that were never due.
 
     Requests are numbered as they are due, so those up to the highest recorded number had been due.
     """
-    if stage.get("drained_ns"):
+    if stage.drained_ns:
         return stage
-    ids = table.filter(pc.equal(table["stage"], stage["index"]))["request_id"]
+    ids = table.filter(pc.equal(table["stage"], stage.index))["request_id"]
     due = pc.max(ids).as_py() - pc.min(ids).as_py() + 1 if len(ids) else 0
-    planned = stage.get("scheduled_requests")
-    if stage.get("played_sessions") or stage.get("sessions"):
+    planned = stage.scheduled_requests
+    if stage.played_sessions or stage.sessions:
         # later turns are due when the earlier ones end: no number tells
-        return {**stage, "scheduled_requests": len(ids)}
-    return {**stage, "scheduled_requests": due if planned is None else min(due, planned)}
+        due = planned = len(ids)
+    return structs.replace(stage, scheduled_requests=due if planned is None else min(due, planned))
 
 
-def _counts(requests: Any, metas: list[dict[str, Any]]) -> dict[str, Any]:
+def _counts(requests: Any, metas: list[StageMeta]) -> dict[str, Any]:
     """Return scheduled requests by kind; those whose record was lost in a kill: unfinished."""
     first = requests.take(requests.attempt == 0)
     counts = first.status_counts()
     counts.pop("ok")
-    per_stage = {m["index"]: int(np.count_nonzero(first.stage == m["index"])) for m in metas}
-    lost = sum(max(0, int(m.get("scheduled_requests") or 0) - per_stage[m["index"]]) for m in metas)
+    per_stage = {m.index: int(np.count_nonzero(first.stage == m.index)) for m in metas}
+    lost = sum(max(0, (m.scheduled_requests or 0) - per_stage[m.index]) for m in metas)
     counts["unfinished"] += lost
     return {"requests": len(first) + lost, "errors": counts}
 
@@ -313,9 +304,8 @@ def partial_of(run: Run) -> str | None:
     status, reason = run.meta.get("status"), run.meta.get("status_reason")
     if run.complete and status in ("complete", None):
         return run.damage and f"not whole: {run.damage}"
-    stages = run.meta.get("stages") or []
-    if stages:  # the last one was going on, or was over
-        over = stages[-1].get("drained_ns") and not stages[-1].get("ended_early")
+    if stages := run.stages:  # the last one was going on, or was over
+        over = stages[-1].drained_ns and not stages[-1].ended_early
         part = "window" if run.meta.get("soak") else "stage"
         at = f" {'after' if over else 'at'} {part} {len(stages) - 1} ({planned_name(stages[-1])})"
     else:
@@ -349,26 +339,26 @@ def _imported(meta: Mapping[str, Any]) -> dict[str, Any] | None:
     }
 
 
-def audit_of(metas: list[dict[str, Any]], stages: Sequence[Stage], *, imported: bool) -> Audit:
+def audit_of(metas: Sequence[StageMeta], stages: Sequence[Stage], *, imported: bool) -> Audit:
     """Return the client's audit over the stages that it did not limit, or all if it limited each."""
     limited = [s.index for s in stages if s.client_limited]
     repeated = [s.index for s in repeated_undisturbed(stages)]
     counted = [s for s in stages if not s.client_limited] or stages
-    audits = {m["index"]: a for m in metas if (a := m.get("audit"))}
+    audits = {m.index: m.audit for m in metas if m.audit}
     of_counted = [audits[s.index] for s in counted if s.index in audits]
 
-    def worst(name: str, of: list[dict[str, Any]] = of_counted) -> float | None:
-        return max((a[name] for a in of if a.get(name) is not None), default=None)
+    def worst(values: Iterable[float | None]) -> float | None:
+        return max((v for v in values if v is not None), default=None)
 
     slips = [s.slip_s.p99 for s in counted if s.slip_s.p99 is not None]
     unknown = "the other tool's files do not say whether its client kept up"
     return Audit(
         slip_p99_s=max(slips, default=None),
-        loop_lag_p99_s=worst("loop_lag_p99_s"),
-        receive_delay_p99_s=worst("receive_delay_p99_s"),
-        dated_by_kernel=bool(of_counted) and all(a.get("dated_by_kernel") for a in of_counted),
-        coalesced_share=worst("coalesced_share"),
-        cpu_fraction=worst("cpu_fraction", [a for i, a in audits.items() if i not in repeated]),
+        loop_lag_p99_s=worst(a.loop_lag_p99_s for a in of_counted),
+        receive_delay_p99_s=worst(a.receive_delay_p99_s for a in of_counted),
+        dated_by_kernel=bool(of_counted) and all(a.dated_by_kernel for a in of_counted),
+        coalesced_share=worst(a.coalesced_share for a in of_counted),
+        cpu_fraction=worst(a.cpu_fraction for i, a in audits.items() if i not in repeated),
         client_limited=None if imported else len(limited) > len(repeated),
         client_limited_reason=unknown if imported else None,
         client_limited_stages=limited,

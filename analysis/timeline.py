@@ -36,10 +36,10 @@ class Timeline:
 
 def timeline_of(run: Run) -> Timeline | None:
     """Return the series of a run; None where nothing was recorded. Raises RecordsError."""
-    stages = [s for s in run.meta.get("stages") or [] if s.get("start_ns")]
+    stages = [s for s in run.stages if s.start_ns]
     if not run.requests.num_rows or not stages:
         return None
-    origin_ns = min(int(s["start_ns"]) for s in stages)
+    origin_ns = run.origin_ns
     every = read_requests(run.requests, origin_ns, run.meta)
     first = every.take(every.attempt == 0)
     due_s, ended_s = first.scheduled_ns * 1e-9, first.ended_ns * 1e-9
@@ -66,7 +66,7 @@ def timeline_of(run: Run) -> Timeline | None:
         failed,
         _thinned(due_s[known], ttft[known], step_s),
         int(known.sum()),
-        [((int(s["start_ns"]) - origin_ns) * 1e-9, planned_name(s)) for s in stages],
+        [((s.start_ns - origin_ns) * 1e-9, planned_name(s)) for s in stages],
         _gauges(run.server, origin_ns, step_s) | _quota_left(run.requests, origin_ns, step_s),
     )
 

@@ -9,10 +9,11 @@ from ampacity.analysis.contract.traffic import Sharing, Traffic, TrafficClass
 from ampacity.analysis.metrics.lengths import spread
 from ampacity.analysis.metrics.requests import Requests, ttft_s
 from ampacity.analysis.stage.analyse import RunRecords
+from ampacity.loadgen.rundir.meta import StageMeta
 
 
 def summarise_traffic(
-    records: RunRecords, metas: Sequence[Mapping[str, Any]], workload: Mapping[str, Any]
+    records: RunRecords, metas: Sequence[StageMeta], workload: Mapping[str, Any]
 ) -> list[Traffic]:
     """Return one entry per stage over all of its requests (attempt 0), warm-up included.
 
@@ -23,7 +24,7 @@ def summarise_traffic(
     turn = records.table["turn"].fill_null(0).to_numpy()[first.row]
     found = []
     for meta in metas:
-        here = first.stage == meta["index"]
+        here = first.stage == meta.index
         if not here.any():
             continue
         own, begun_ns = first.take(here), first.dispatched_ns[here & (turn == 0)]
@@ -31,7 +32,7 @@ def summarise_traffic(
         known = len(gaps) >= 2 and gaps.mean() > 0
         found.append(
             Traffic(
-                stage=meta["index"],
+                stage=meta.index,
                 arrivals=len(begun_ns),
                 gap_cv=float(gaps.std() / gaps.mean()) if known else None,
                 classes=_classes(own, workload.get("classes") or []),
@@ -67,7 +68,7 @@ def _classes(requests: Requests, planned: Sequence[Mapping[str, Any]]) -> list[T
     return found
 
 
-def compare_sharing(requests: Requests, metas: Sequence[Mapping[str, Any]]) -> list[Sharing] | None:
+def compare_sharing(requests: Requests, metas: Sequence[StageMeta]) -> list[Sharing] | None:
     """Compare each stage's planned share of cached input tokens with the server's.
 
     Planned: that of an infinite prefix cache, by the schedule. Realised: over the good answers.
@@ -75,11 +76,11 @@ def compare_sharing(requests: Requests, metas: Sequence[Mapping[str, Any]]) -> l
     """
     found = []
     for meta in metas:
-        if (planned := meta.get("cached_share_planned")) is None:
+        if (planned := meta.cached_share_planned) is None:
             continue
-        ok = (requests.stage == meta["index"]) & requests.has_status("ok")
+        ok = (requests.stage == meta.index) & requests.has_status("ok")
         share = requests.take(ok).cached_share()
         reason = "the server does not report cached tokens" if share is None else None
-        row = Sharing(stage=meta["index"], planned=planned, realised=share, realised_reason=reason)
+        row = Sharing(stage=meta.index, planned=planned, realised=share, realised_reason=reason)
         found.append(row)
     return found or None

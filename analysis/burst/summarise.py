@@ -24,6 +24,7 @@ from ampacity.analysis.stage.analyse import RunRecords
 from ampacity.analysis.stage.attainment import observe_slos, requests_meeting
 from ampacity.analysis.stage.steady import time_average_in_flight
 from ampacity.analysis.stats.intervals import smallest_n
+from ampacity.loadgen.rundir.meta import StageMeta
 
 REQUESTS_PER_BIN = 10.0
 BINS_MIN = 12  # in the base phase, however few its requests
@@ -32,7 +33,7 @@ _NS = 1e-9
 
 def summarise_burst(
     plan: Mapping[str, Any],
-    meta: Mapping[str, Any],
+    meta: StageMeta,
     records: RunRecords,
     slos: Sequence[Slo],
     server: pa.Table | None,
@@ -90,14 +91,12 @@ def _planned_s(plan: Mapping[str, Any]) -> float:
     return round(float(plan["base_s"] + plan["burst_s"] + plan["recovery_s"]), 9)
 
 
-def _read(
-    plan: Mapping[str, Any], meta: Mapping[str, Any], records: RunRecords
-) -> tuple[Cohort, Timeline]:
+def _read(plan: Mapping[str, Any], meta: StageMeta, records: RunRecords) -> tuple[Cohort, Timeline]:
     """Return the first attempts of the stage up to the end of what is known."""
     rows = records.requests.take(
-        (records.requests.stage == meta["index"]) & (records.requests.attempt == 0)
+        (records.requests.stage == meta.index) & (records.requests.attempt == 0)
     )
-    start_ns = float(meta["start_ns"] - records.origin_ns)
+    start_ns = float(meta.start_ns - records.origin_ns)
     last_ns = float(np.nanmax(np.concatenate([rows.ended_ns, [start_ns]])))
     at, last_s = (rows.scheduled_ns - start_ns) * _NS, (last_ns - start_ns) * _NS
     ids = records.table["request_id"].to_numpy()[rows.row]
@@ -160,9 +159,7 @@ def _harm(t: Timeline, cohort: Cohort, slos: Sequence[Slo], over_s: float) -> Ha
     )
 
 
-def _series(
-    t: Timeline, edges: Floats, server: pa.Table | None, meta: Mapping[str, Any]
-) -> BurstSeries:
+def _series(t: Timeline, edges: Floats, server: pa.Table | None, meta: StageMeta) -> BurstSeries:
     """Return the curves over time, one value per bin."""
     in_flight = [time_average_in_flight(a, b, t.at, t.finish) for a, b in pairwise(edges)]
     queue = _gauges(edges, server, meta)
@@ -181,17 +178,17 @@ def _finite(values: Floats | list[float]) -> list[float | None]:
 
 
 def _known_until_s(
-    planned_s: float, meta: Mapping[str, Any], at: Floats, ids: Ints, last_s: float
+    planned_s: float, meta: StageMeta, at: Floats, ids: Ints, last_s: float
 ) -> float:
     """Return when the records end: at the plan's end, or when the run was stopped.
 
     To the millisecond. Of a killed run just after the last request before which none lacks its
     record: they are numbered as they are due.
     """
-    if meta.get("drained_ns"):
-        stopped_s = (meta["end_ns"] - meta["start_ns"]) * _NS
+    if meta.drained_ns:
+        stopped_s = (meta.end_ns - meta.start_ns) * _NS
         stopped_s = round(min(stopped_s, last_s), 3)
-        return min(planned_s, stopped_s) if meta.get("ended_early") else planned_s
+        return min(planned_s, stopped_s) if meta.ended_early else planned_s
     gaps = np.flatnonzero(np.diff(ids) != 1)
     last_s = float(at[gaps[0] if len(gaps) else -1]) if len(at) else 0.0
     return min(planned_s, (math.floor(1e3 * last_s) + 1) / 1e3)
@@ -262,7 +259,7 @@ def _by_bin(edges: Floats, at: Floats, values: Floats, of: Callable[[Floats], An
     return np.array([float(of(values[a:b])) if b > a else np.nan for a, b in pairwise(cuts)])
 
 
-def _gauges(edges: Floats, server: pa.Table | None, meta: Mapping[str, Any]) -> Floats | None:
+def _gauges(edges: Floats, server: pa.Table | None, meta: StageMeta) -> Floats | None:
     """Return the mean of running + waiting, as the server says, in each bin.
 
     None without such samples.
@@ -272,7 +269,7 @@ def _gauges(edges: Floats, server: pa.Table | None, meta: Mapping[str, Any]) -> 
     level = server["running"].to_numpy(zero_copy_only=False)
     if "waiting" in server.column_names:
         level = level + server["waiting"].fill_null(0.0).to_numpy()
-    at = (server["at_ns"].to_numpy() - int(meta["start_ns"])) * _NS
+    at = (server["at_ns"].to_numpy() - meta.start_ns) * _NS
     return None if np.isnan(level).all() else _by_bin(edges, at, level, np.mean)
 
 

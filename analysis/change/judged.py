@@ -17,6 +17,7 @@ from ampacity.analysis.stage.analyse import RunRecords, read_records
 from ampacity.analysis.summary import summarise
 from ampacity.analysis.warnings import ERROR_SHARE
 from ampacity.loadgen.rundir.files import Run
+from ampacity.loadgen.rundir.meta import ClientAudit, StageMeta
 
 DONE = ("complete", "budget", "errors")  # a user's own limit ends a run cleanly
 CUT_OFF = ("running", "interrupted")
@@ -44,15 +45,14 @@ class Judged:
         repeated = self.summary.audit.repeated_stages
         return {level_name(s): s for s in self.summary.stages if s.index not in repeated}
 
-    def meta_of(self, stage: Stage) -> Mapping[str, Any]:
+    def meta_of(self, stage: Stage) -> StageMeta:
         """Return the stage's entry in run.json."""
-        listed = enumerate(self.meta["stages"])
-        return next(m for i, m in listed if _index(m, i) == stage.index)
+        return next(m for m in self.run.stages if m.index == stage.index)
 
     def read(self, stage: Stage, skipped: int = 0) -> samples.LevelRecords:
         """Return the records of a stage without its first ``skipped`` requests."""
         meta = self.meta_of(stage)
-        drained_ns = meta.get("drained_ns") or meta.get("end_ns") or 0
+        drained_ns = meta.drained_ns or meta.end_ns
         now_ns = float(drained_ns - self.records.origin_ns)
         return samples.level_records(self.records, stage.index, skipped, now_ns)
 
@@ -61,7 +61,7 @@ class Judged:
         if stage.kind == "closed":
             return None
         meta = self.meta_of(stage)
-        number = meta.get("schedule", meta.get("index"))
+        number = meta.index if meta.schedule is None else meta.schedule
         return f"{records.schedule}-{self.meta.get('seed')}-{number}"
 
     def realised(self) -> dict[str, Any]:
@@ -83,9 +83,9 @@ class Judged:
 
     def client_delay_s(self, stage: Stage) -> float:
         """Return the client's own delay at p99: of starts, and of reads not kernel-timed."""
-        audit = self.meta_of(stage).get("audit") or {}
-        read_s = 0.0 if audit.get("dated_by_kernel") else audit.get("receive_delay_p99_s")
-        return float((audit.get("slip_p99_s") or 0.0) + (read_s or 0.0))
+        audit = self.meta_of(stage).audit or ClientAudit()
+        read_s = 0.0 if audit.dated_by_kernel else audit.receive_delay_p99_s
+        return (audit.slip_p99_s or 0.0) + (read_s or 0.0)
 
     def origin(self) -> dict[str, Any]:
         """Return which run it is, and on what it ran."""
@@ -94,11 +94,6 @@ class Judged:
         found = {name: self.meta.get(name) for name in ("run_id", "started_utc", "seed")}
         found["requests"] = self.summary.requests
         return found | {name: locked.get(name) for name in names}
-
-
-def _index(meta: Mapping[str, Any], position: int) -> int:
-    index = meta.get("index")
-    return position if index is None else int(index)
 
 
 def warmup_of(stage: Stage) -> int:
@@ -139,11 +134,8 @@ def prepare(
         raise CompareError(f"{run.path} {why}")
     if slos is not None:
         run = replace(run, meta={**run.meta, "slos": [s.as_dict() for s in slos]})
-    origin_ns = min(
-        (int(s["start_ns"]) for s in run.meta["stages"] if s.get("start_ns")), default=0
-    )
     summary = summarise(run, labels)
-    judged = Judged(run, summary, read_records(run.requests, origin_ns, run.meta), labels)
+    judged = Judged(run, summary, read_records(run.requests, run.origin_ns, run.meta), labels)
     _check_rows(judged)
     if summary.audit.client_limited and not limited_too:
         reason = next(s.client_limited_reason for s in summary.stages if s.client_limited)
@@ -165,7 +157,7 @@ def _no_evidence(run: Run) -> str | None:
     if status not in DONE:
         reason = run.meta.get("status_reason") or "it did not come to its end"
         return f"is {status or 'unfinished'}: {reason}: {remedy}"
-    empty = not run.requests.num_rows or not run.meta.get("stages")
+    empty = not run.requests.num_rows or not run.stages
     return "is empty: it holds no request" if empty else None
 
 
@@ -173,8 +165,8 @@ def _check_rows(judged: Judged) -> None:
     """Check that the file has as many rows as requests were scheduled. Raises CompareError."""
     requests, path = judged.records.requests, judged.run.path
     first = requests.attempt == 0
-    for position, stage in enumerate(judged.meta["stages"]):
-        index, planned = _index(stage, position), stage.get("scheduled_requests")
+    for stage in judged.run.stages:
+        index, planned = stage.index, stage.scheduled_requests
         rows = int(np.count_nonzero(first & (requests.stage == index)))
         if planned is not None and rows != planned:
             word = "truncated" if rows < planned else "damaged"

@@ -195,7 +195,7 @@ class Pairing:
         first, second = a.read(s, skipped), b.read(t, skipped)
         sent = a.schedule(s, first)
         same = sent is not None and sent == b.schedule(t, second)
-        order = 1.0 if b.meta_of(t)["start_ns"] > a.meta_of(s)["start_ns"] else -1.0
+        order = 1.0 if b.meta_of(t).start_ns > a.meta_of(s).start_ns else -1.0
         return shift.Pair(first, second, same, order)
 
     @cached_property
@@ -307,7 +307,9 @@ def pairings(runs: Sequence[ComparedRun]) -> dict[tuple[int, int], Pairing]:
 def _by_round(run: ComparedRun) -> dict[int, Stage]:
     """Return the whole stages of an A/B by their place in it; one that was resumed is in parts."""
     metas = [(s, run.judged.meta_of(s)) for s in run.stages]
-    return {m.get("schedule", s.index): s for s, m in metas if m.get("continues") is None}
+    return {
+        s.index if m.schedule is None else m.schedule: s for s, m in metas if m.continues is None
+    }
 
 
 def _load(stage: Stage) -> float:

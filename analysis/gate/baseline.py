@@ -113,7 +113,7 @@ def _level(runs: Sequence[Judged], name: str, n_levels: int) -> dict[str, Any]:
         )
     first, rates = stages[0], [stage.output_tokens_per_s for stage in stages]
     kind, metas = first.kind, [run.meta_of(s) for run, s in zip(runs, stages, strict=True)]
-    fixed = all(m["kind"] == "open" and not m.get("played_sessions") for m in metas)
+    fixed = all(m.kind == "open" and not m.played_sessions for m in metas)
     values = {m: [level.metrics[m] for level in records] for m in samples.METRICS}
     cells = _cells(records, values["ttft"], fixed)
     quantiles, untracked = _quantiles(

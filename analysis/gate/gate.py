@@ -107,8 +107,8 @@ def _check_comparable(base: Mapping[str, Any], runs: Sequence[Judged]) -> None:
 
 def cost_of(run: Judged) -> tuple[float, int]:
     """Return the seconds and the tokens of prompts and answers that the run took."""
-    stages, r = run.meta["stages"], run.records.requests
-    seconds = sum(((s.get("drained_ns") or s["end_ns"]) - s["start_ns"]) * 1e-9 for s in stages)
+    stages, r = run.run.stages, run.records.requests
+    seconds = sum(((s.drained_ns or s.end_ns) - s.start_ns) * 1e-9 for s in stages)
     prompts = np.where(np.isnan(r.input_tokens), r.input_tokens_planned, r.input_tokens)
     return float(seconds), int(np.nansum(prompts) + np.nansum(r.output_tokens))
 

@@ -1,7 +1,7 @@
 """Records that no run writes: refused before anything is computed from them."""
 
 import reprlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from ampacity.analysis.metrics.requests import Bools, RecordsError
 from ampacity.loadgen.rundir.files import PARQUETS, Run, part_of, streams_of
 from ampacity.loadgen.rundir.lists import LISTS, ListScan
+from ampacity.loadgen.rundir.meta import StageMeta
 from ampacity.loadgen.rundir.parquet import scan_of
 from ampacity.loadgen.rundir.records import SCHEMA
 
@@ -33,9 +34,10 @@ _Fault = tuple[str, Any, str]  # column, mask of the rows, what is wrong with it
 
 def check_records(run: Run) -> None:
     """Raise RecordsError on the first record that no run writes, with row, column and value."""
-    table, entries = run.requests.select(_CHECKED), enumerate(run.meta.get("stages") or [])
-    stages = {i if (index := s.get("index")) is None else index for i, s in entries}
-    known = stages if run.complete else set()  # a kill may come before a stage is written
+    table = run.requests.select(_CHECKED)
+    known = (
+        {s.index for s in run.stages} if run.complete else set()
+    )  # a kill may come before a stage is written
     # other tools end their clocks in their own ways
     times = () if run.meta.get("imported") else _times(table)
     chunks = _chunks(scan_of(run.requests))
@@ -54,18 +56,18 @@ def check_records(run: Run) -> None:
             )
 
 
-def check_losses(run: Run, metas: Sequence[Mapping[str, Any]]) -> None:
+def check_losses(run: Run, metas: Sequence[StageMeta]) -> None:
     """Raise RecordsError for a stage of far more requests than a loss explains: each takes memory.
 
     ``metas``: entries of run.json's stages.
     """
     recorded = run.requests["stage"].to_numpy()
     for meta in metas:
-        planned = int(meta.get("scheduled_requests") or 0)
-        held = int(np.count_nonzero(recorded == meta["index"]))
+        planned = meta.scheduled_requests or 0
+        held = int(np.count_nonzero(recorded == meta.index))
         if planned > LOST_MOST + LOST_FACTOR * held:
             raise RecordsError(
-                f"{run.path / 'run.json'}: stage {meta['index']} has {planned:,} scheduled requests, "
+                f"{run.path / 'run.json'}: stage {meta.index} has {planned:,} scheduled requests, "
                 f"of which {held:,} are recorded; no run loses that many: the file was changed or "
                 "is damaged"
             )
@@ -73,8 +75,7 @@ def check_losses(run: Run, metas: Sequence[Mapping[str, Any]]) -> None:
 
 def _parquets(run: Run) -> list[Path]:
     """Return the files of all records, or of a soak's windows, of which ``run`` may be one."""
-    indexes = (stage.get("index") or 0 for stage in run.meta.get("stages") or [])
-    return [run.path / PARQUETS[0], *(part_of(run.path, index) for index in indexes)]
+    return [run.path / PARQUETS[0], *(part_of(run.path, stage.index) for stage in run.stages)]
 
 
 def _values(table: pa.Table, stages: Collection[int]) -> Iterator[_Fault]:

@@ -27,8 +27,9 @@ from ampacity.analysis.stats.intervals import CONFIDENCE, MEMORIES, few_by_chanc
 from ampacity.analysis.summary import audit_of, partial_of
 from ampacity.analysis.warnings import OF_A_RUN, OF_A_SWEEP, RULES
 from ampacity.loadgen.rundir.files import Run
+from ampacity.loadgen.rundir.meta import ClientAudit, StageMeta, stages_of
 
-Value = Callable[[Stage, Mapping[str, Any]], float | None]
+Value = Callable[[Stage, StageMeta], float | None]
 Unit = Literal["s", "share", "req/s", "tokens/s", "bytes", "requests"]
 
 
@@ -65,8 +66,8 @@ def _gauge(name: str) -> Value:
     return lambda stage, _: None if stage.server is None else getattr(stage.server, name)
 
 
-def _client(name: str) -> Value:
-    return lambda _, meta: (meta.get("audit") or {}).get(name)
+def _client(of: Callable[[ClientAudit], float | None]) -> Value:
+    return lambda _, meta: None if meta.audit is None else of(meta.audit)
 
 
 FIGURES = (
@@ -76,9 +77,9 @@ FIGURES = (
     Figure("KV cache used, most", "share", _gauge("kv_cache_usage_max"), 0.05, 0.01),
     Figure("running", "requests", _gauge("running"), 0.05, 0.2),
     Figure("queued", "requests", _gauge("waiting"), 0.05, 0.2),
-    Figure("client memory", "bytes", _client("rss_bytes"), 0.01),
-    Figure("client lag p99", "s", _client("loop_lag_p99_s"), 0.25, 1e-3),
-    Figure("client CPU", "share", _client("cpu_fraction"), 0.1, 0.02),
+    Figure("client memory", "bytes", _client(lambda a: a.rss_bytes), 0.01),
+    Figure("client lag p99", "s", _client(lambda a: a.loop_lag_p99_s), 0.25, 1e-3),
+    Figure("client CPU", "share", _client(lambda a: a.cpu_fraction), 0.1, 0.02),
 )
 
 
@@ -88,7 +89,7 @@ def join_windows(parts: Sequence[Summary], run: Run) -> Summary:
     ``parts``: the summaries of its windows, in their order. What is no sum or list over the windows
     is that of the last one. Curves are left out: they would be most of it.
     """
-    metas = run.meta["stages"][: len(parts)]
+    metas = run.stages[: len(parts)]
     stages = [
         structs.replace(stage, name=f"window {stage.index}", curves={})
         for part in parts
@@ -121,9 +122,9 @@ def join_windows(parts: Sequence[Summary], run: Run) -> Summary:
     return structs.replace(found, next_command=soak_command(found, run.meta, str(run.path)))
 
 
-def _audit(metas: Sequence[dict[str, Any]], stages: Sequence[Stage]) -> Audit:
+def _audit(metas: Sequence[StageMeta], stages: Sequence[Stage]) -> Audit:
     """Return the client's audit; no window repeats another one."""
-    found = audit_of(list(metas), stages, imported=False)
+    found = audit_of(metas, stages, imported=False)
     limited = 2 * len(found.client_limited_stages) >= len(stages)
     return structs.replace(found, repeated_stages=[], client_limited=limited)
 
@@ -158,7 +159,7 @@ def soak_of(meta: Mapping[str, Any], stages: Sequence[Stage], slos: Sequence[Slo
     Windows in which the client was the limit count for neither; where they are half of all, nothing
     is decided. A window that was cut short shows no change.
     """
-    planned, metas = meta["soak"], meta["stages"][: len(stages)]
+    planned, metas = meta["soak"], stages_of(meta)[: len(stages)]
     counted = [i for i, s in enumerate(stages) if not s.client_limited and s.requests]
     verdicts = [_over_windows(slo, [stages[i] for i in counted]) for slo in slos]
     words, limited = {v.verdict for v in verdicts}, [s.index for s in stages if s.client_limited]
@@ -169,8 +170,8 @@ def soak_of(meta: Mapping[str, Any], stages: Sequence[Stage], slos: Sequence[Slo
         reason = f"this machine was the limit in {len(limited)} of {len(stages)} windows"
     elif words == {"met"}:
         verdict = "met"
-    begin_s = [float(m.get("from_s") or 0.0) for m in metas]
-    whole = [i for i in counted if not metas[i].get("ended_early")]
+    begin_s = [m.from_s or 0.0 for m in metas]
+    whole = [i for i in counted if not metas[i].ended_early]
     figures = [*FIGURES, *_errors(stages)]
     series = {f.name: [f.value(s, m) for s, m in zip(stages, metas, strict=True)] for f in figures}
     return Soak(

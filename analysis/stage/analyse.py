@@ -34,6 +34,7 @@ from ampacity.analysis.stage.throughput import input_rate, output_rates, span_s,
 from ampacity.analysis.stage.verdicts import Judge, Judged
 from ampacity.analysis.stats.intervals import memory_of
 from ampacity.loadgen.rundir.lateness import FROM_SCHEDULE, lateness_limit_s, left_late
+from ampacity.loadgen.rundir.meta import ClientAudit, StageMeta
 
 _NS = 1e-9
 
@@ -101,7 +102,7 @@ class StageRecords:
 
 def stage_records(
     records: RunRecords,
-    meta: Mapping[str, Any],
+    meta: StageMeta,
     warmup_requests: int | None = None,
     *,
     run_complete: bool = True,
@@ -111,10 +112,10 @@ def stage_records(
     The arguments are those of ``analyse_stage``.
     """
     everything = records.requests
-    cut_short = bool(meta.get("ended_early")) or not (run_complete or meta.get("drained_ns"))
-    rows = everything.take(everything.stage == meta["index"])
+    cut_short = bool(meta.ended_early) or not (run_complete or meta.drained_ns)
+    rows = everything.take(everything.stage == meta.index)
     scheduled = rows.take(rows.attempt == 0)
-    missing = max(0, int(meta.get("scheduled_requests") or 0) - len(scheduled))
+    missing = max(0, (meta.scheduled_requests or 0) - len(scheduled))
     start_s, end_s, now_s = _span(meta, rows, records.origin_ns, cut_short)
     chunks = read_chunks(records.table, rows)
     outages = outage.find_outages(scheduled, chunks.take(rows.attempt == 0), now_s)
@@ -127,9 +128,9 @@ def stage_records(
         scheduled.ended_ns * _NS,
         ttft_s(scheduled, from_schedule=True),
         warmup_requests,
-        float(meta.get("ramp_s") or 0.0),
+        meta.ramp_s or 0.0,
     )
-    is_open = meta["kind"] == "open"
+    is_open = meta.kind == "open"
     of_stage: dict[str, Any] = {"missing": missing, "now_ns": now_s / _NS, "spoilt": records.spoilt}
     cohort = _cohort(rows, chunks, window, is_open, **of_stage)
     whole = None
@@ -148,7 +149,7 @@ def stage_records(
 
 def analyse_stage(
     table: pa.Table | RunRecords,
-    meta: Mapping[str, Any],
+    meta: StageMeta,
     slos: Sequence[Slo],
     warmup_requests: int | None = None,
     *,
@@ -158,30 +159,26 @@ def analyse_stage(
 ) -> contract.Stage:
     """Return a stage, with every field that a lone stage can have; the rest is for the summary.
 
-    ``table`` holds at least the rows of the stage, ``meta`` is the stage's entry in run.json (of a
-    table that is no ``RunRecords`` with the run's ``diagnosis`` and ``locked``). Where the stage
-    ended early, or the run was killed before its end, the window ends with the last thing that
+    ``table`` holds at least the rows of the stage, ``meta`` is the stage's entry in run.json. Where
+    the stage ended early, or the run was killed before its end, the window ends with the last thing that
     happened.
     ``labels``: request_id -> accepted, for ``accepted``.
     """
-    if isinstance(table, RunRecords):
-        records = table
-    else:
-        records = read_records(table, int(meta.get("start_ns") or 0), meta)
+    records = table if isinstance(table, RunRecords) else read_records(table, meta.start_ns)
     found = stage_records(records, meta, warmup_requests, run_complete=run_complete)
     cohort, window, rows = found.cohort, found.window, found.rows
-    rates = output_rates(rows, found.tokens, window, found.start_s, meta["kind"] == "closed")
+    rates = output_rates(rows, found.tokens, window, found.start_s, meta.kind == "closed")
     result = _load(meta, cohort, window, found.start_s, rows, records.in_flight()) | asdict(rates)
     result |= _latencies(cohort) | _over_time(cohort, found.stability)
     result |= _client(meta, found.scheduled, slos)
     result["input_tokens_per_s"] = input_rate(rows, window)
-    other = without_client(cohort, meta.get("audit") or {}, records.origin_ns)
+    other = without_client(cohort, meta.audit, records.origin_ns)
     if other is not None:
         _leave_out_moved(result, what_moved(cohort, other, slos))
     worth_s = span_s(
         result["kind"], window, result["requests"], result["ok"], result["offered_rps"], rates
     )
-    judge = Judge(slos, found.stability, result["client_limited"], worth_s, meta.get("alpha"))
+    judge = Judge(slos, found.stability, result["client_limited"], worth_s, meta.alpha)
     judged = Judged(cohort, found.whole, found.hit_by_outages)
     verdicts, meets = judge.stage_findings(judged)
     if verdicts["goodput_rps"] and not result["achieved_rps"]:
@@ -242,23 +239,20 @@ def _outage(found: StageRecords, judge: Judge) -> contract.Outage | None:
 
 
 def _span(
-    meta: Mapping[str, Any], rows: Requests, origin_ns: int, cut_short: bool
+    meta: StageMeta, rows: Requests, origin_ns: int, cut_short: bool
 ) -> tuple[float, float, float]:
     """Return the scheduled start and end of a stage, and its last known event, in seconds."""
     known = np.concatenate([rows.ended_ns, rows.last_token_ns, rows.dispatched_ns])
     known = known[~np.isnan(known)]
     scheduled = rows.scheduled_ns[~np.isnan(rows.scheduled_ns)]
-    start_ns, end_ns, drained_ns = (meta.get(k) for k in ("start_ns", "end_ns", "drained_ns"))
-    start = float(scheduled.min()) if len(scheduled) else 0.0
-    if start_ns is not None:
-        start = float(start_ns - origin_ns)
+    start = float(meta.start_ns - origin_ns)
     last = float(known.max()) if len(known) else start
     end = float(scheduled.max()) + 1 if len(scheduled) else start
-    if end_ns:
-        end = float(end_ns - origin_ns)
+    if meta.end_ns:
+        end = float(meta.end_ns - origin_ns)
     if cut_short:
         end = min(end, last)
-    now = max(last, float(drained_ns - origin_ns)) if drained_ns else last
+    now = max(last, float(meta.drained_ns - origin_ns)) if meta.drained_ns else last
     return start * _NS, max(start, end) * _NS, max(now, start) * _NS
 
 
@@ -283,9 +277,9 @@ def _cohort(
 
 
 def _stability(
-    meta: Mapping[str, Any], scheduled: Requests, start_s: float, end_s: float, now_s: float
+    meta: StageMeta, scheduled: Requests, start_s: float, end_s: float, now_s: float
 ) -> Stability:
-    if meta["kind"] == "closed":
+    if meta.kind == "closed":
         return Stability(True, None)
     e2e = e2e_s(scheduled, from_schedule=True)
     unfinished = scheduled.has_status("unfinished")
@@ -298,7 +292,7 @@ def _stability(
 
 
 def _load(
-    meta: Mapping[str, Any],
+    meta: StageMeta,
     cohort: Cohort,
     window: Window,
     start_s: float,
@@ -314,17 +308,17 @@ def _load(
     concurrency = time_average_in_flight(window.start_s, window.end_s, begin, finish)
     within = begin[(begin >= window.start_s) & (begin < window.end_s)]
     there = (begin < window.end_s) & (finish >= window.start_s)
-    is_open = meta["kind"] == "open"
-    offered = meta.get("offered_rps") if is_open else None
+    is_open = meta.kind == "open"
+    offered = meta.offered_rps if is_open else None
     if is_open and offered is None:  # a trace: what it asked for on average
-        n = int(meta.get("scheduled_requests") or 0) or len(rows)
+        n = meta.scheduled_requests or len(rows)
         offered = n / (window.end_s - start_s) if window.end_s > start_s else None
     return {
-        "index": meta["index"],
-        "kind": meta["kind"],
-        "lengths": meta.get("lengths"),
+        "index": meta.index,
+        "kind": meta.kind,
+        "lengths": meta.lengths,
         "offered_rps": offered,
-        "concurrency_set": meta.get("concurrency"),
+        "concurrency_set": meta.concurrency,
         "arrived_rps": requests / length if length > 0 else 0.0,
         "carried_rps": ok / length if length > 0 else 0.0,
         "window": contract.Window(
@@ -343,7 +337,7 @@ def _load(
         "concurrency_se": cohort.in_flight_se,
         "concurrency_max": int(in_flight_at(within, begin[there], finish[there]).max(initial=0.0)),
         "littles_law": consistency(window.start_s, window.end_s, concurrency, begin, finish),
-        "ended_early": meta.get("ended_early"),
+        "ended_early": meta.ended_early,
     }
 
 
@@ -364,27 +358,28 @@ def _over_time(cohort: Cohort, stability: Stability) -> dict[str, Any]:
     }
 
 
-def _client(meta: Mapping[str, Any], scheduled: Requests, slos: Sequence[Slo]) -> dict[str, Any]:
+def _client(meta: StageMeta, scheduled: Requests, slos: Sequence[Slo]) -> dict[str, Any]:
     """Return how well the client kept up over the whole stage, warm-up included.
 
     By its own audit, or from the records of a stage that has none: it was killed before.
     """
-    audit = meta.get("audit") or {}
+    audit = meta.audit or ClientAudit()
     slip = np.sort((scheduled.dispatched_ns - scheduled.scheduled_ns) * _NS)
     slip = slip[~np.isnan(slip)]
-    p50, p99 = audit.get("slip_p50_s"), audit.get("slip_p99_s")
+    p50, p99 = audit.slip_p50_s, audit.slip_p99_s
     if (p50 is None or p99 is None) and len(slip):
         p50, p99 = (float(slip[quantile_rank(q, len(slip)) - 1]) for q in (0.5, 0.99))
-    reason = audit.get("client_limited_reason")
-    if not audit:
+    reason = audit.client_limited_reason
+    if meta.audit is None:
         most_s = lateness_limit_s(slo.limit_s for slo in slos if slo.metric in FROM_SCHEDULE)
         late = left_late(p99, most_s)
         reason = late and f"{late}; by its records, as it has no account of its own"
     return {
         "slip_s": contract.Slip(p50=p50, p99=p99),
-        **{name: int(audit.get(name) or 0) for name in ("resent", "unsolicited")},
-        "client_limited": reason is not None or bool(audit.get("client_limited", False)),
+        "resent": audit.resent or 0,
+        "unsolicited": audit.unsolicited or 0,
+        "client_limited": reason is not None or bool(audit.client_limited),
         "client_limited_reason": reason,
         "client_limited_metrics": {},
-        "busiest": audit.get("busiest") or [],
+        "busiest": audit.busiest or [],
     }

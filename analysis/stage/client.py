@@ -7,7 +7,7 @@ Each figure is computed a second time with all of that as early, and as evenly, 
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from ampacity.analysis.slo import EXTREMES, Slo
 from ampacity.analysis.stage.attainment import judge_slo, observe_slos
 from ampacity.analysis.stats.intervals import smallest_n
 from ampacity.durations import exact_text
+from ampacity.loadgen.rundir.meta import ClientAudit
 
 BEAT_NS = 20e6  # the loop looks at its clock so often: it may have been held up since it last did
 READING_NS = 5e6  # what waited is read within so long after that
@@ -35,7 +36,7 @@ GAPS = ("itl_s", "icl_s")
 _APART_NS = 1e15  # between the clocks of two workers, so that all are searched at once
 
 
-def without_client(cohort: Cohort, audit: Mapping[str, Any], origin_ns: int) -> Cohort | None:
+def without_client(cohort: Cohort, audit: ClientAudit | None, origin_ns: int) -> Cohort | None:
     """Return the cohort without the client's own lateness; None where that is negligible.
 
     ``audit.stalls``: (worker, when the loop should have looked at its clock, when it did),
@@ -47,9 +48,9 @@ def without_client(cohort: Cohort, audit: Mapping[str, Any], origin_ns: int) -> 
         requests = requests.changed(
             scheduled_ns=np.where(late, requests.dispatched_ns, requests.scheduled_ns)
         )
-    if stalls := audit.get("stalls"):
-        by_kernel = bool(audit.get("dated_by_kernel"))
-        early = _without_stalls(requests, chunks, stalls, by_kernel, origin_ns)
+    if audit is not None and audit.stalls:
+        by_kernel = bool(audit.dated_by_kernel)
+        early = _without_stalls(requests, chunks, audit.stalls, by_kernel, origin_ns)
         first_ns, moved = np.zeros(n), 0
         for where, part in early.parts():
             was_us, has = chunks.between(where.start, where.stop).at_us, part.count > 0

@@ -96,7 +96,7 @@ def stage_meta(index: int, rate_rps: float, n: int, *times_ns: int) -> dict[str,
     return {
         "index": index,
         "kind": "open",
-        "offered_rps": rate_rps,
+        "offered_rps": float(rate_rps),  # of a study, which may be one of numpy
         "concurrency": None,
         **dict(zip(("start_ns", "end_ns", "drained_ns"), times_ns, strict=True)),
         "scheduled_requests": n,

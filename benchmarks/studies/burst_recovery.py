@@ -27,6 +27,7 @@ from ampacity.analysis.contract.burst import Burst
 from ampacity.analysis.slo import parse_slo
 from ampacity.analysis.stage.analyse import read_records
 from ampacity.experiments.burst import BurstPlan
+from ampacity.loadgen.rundir.meta import read_stage
 from benchmarks.options import parser
 from benchmarks.servers import ORIGIN_NS, SERVERS, Floats, Sent, table_of
 
@@ -128,7 +129,11 @@ def judged(case: Case, run: Played) -> Burst:
     )
     table, metas = table_of([sent])
     return summarise_burst(
-        vars(plan), metas[0], read_records(table, ORIGIN_NS), [parse_slo("ttft_p95=2s")], None
+        vars(plan),
+        read_stage(metas[0]),
+        read_records(table, ORIGIN_NS),
+        [parse_slo("ttft_p95=2s")],
+        None,
     )
 
 

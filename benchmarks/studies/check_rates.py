@@ -16,6 +16,7 @@ from ampacity.analysis.contract.stage import Stage
 from ampacity.analysis.slo import Slo, verdict_word
 from ampacity.analysis.stage.analyse import analyse_stage
 from ampacity.experiments.check import ALPHAS, LOOKS, decided
+from ampacity.loadgen.rundir.meta import read_stage
 from benchmarks.options import parser
 from benchmarks.servers import SERVERS, Sent, limit_at, stage_of, table_of
 from benchmarks.studies.verdict_rates import LIMITS, load_with
@@ -51,7 +52,7 @@ def _cut(sent: Sent, end_s: float) -> Sent:
 
 def _judged(sent: Sent, slo: Slo, alpha: float | None) -> Stage:
     table, (meta, *_) = table_of([sent])
-    return analyse_stage(table, meta if alpha is None else {**meta, "alpha": alpha}, [slo])
+    return analyse_stage(table, read_stage({**meta, "alpha": alpha}), [slo])
 
 
 def main() -> None:

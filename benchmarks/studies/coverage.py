@@ -17,6 +17,7 @@ from ampacity.analysis.metrics.observations import Observations
 from ampacity.analysis.slo import Slo
 from ampacity.analysis.stage.analyse import read_records, stage_records
 from ampacity.analysis.stage.attainment import judge_slo
+from ampacity.loadgen.rundir.meta import read_stage
 from benchmarks.options import parser
 from benchmarks.servers import ORIGIN_NS, SERVERS, Server, stage_of, table_of
 
@@ -33,7 +34,7 @@ def measure(server: Server, load: float, n: int, seed: int) -> tuple[Observation
     rate = load * server.most_rps
     sent = stage_of(server, rate, n / rate, np.random.default_rng([seed, round(load * 1e6), n]))
     table, metas = table_of([sent])
-    found = stage_records(read_records(table, ORIGIN_NS), metas[0])
+    found = stage_records(read_records(table, ORIGIN_NS), read_stage(metas[0]))
     return found.cohort.ttft(from_schedule=True), found.stability.stable
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from ampacity.analysis.capacity.knee import DIVERGENCE_FACTOR, find_knee
 from ampacity.analysis.contract.stage import Stage
 from ampacity.analysis.stage.analyse import analyse_stage, read_records
+from ampacity.loadgen.rundir.meta import read_stage
 from benchmarks.options import parser
 from benchmarks.servers import ORIGIN_NS, SERVERS, stage_of, table_of, truth_at
 
@@ -54,7 +55,7 @@ def sweep(
         [stage_of(server, load * server.most_rps, duration_s, rng) for load in loads]
     )
     records = read_records(table, ORIGIN_NS)
-    stages = [analyse_stage(records, meta, []) for meta in metas]
+    stages = [analyse_stage(records, read_stage(meta), []) for meta in metas]
     return stages[:n], stages[n:]
 
 

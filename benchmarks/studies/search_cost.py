@@ -46,6 +46,7 @@ from ampacity.analysis.stage.analyse import analyse_stage
 from ampacity.experiments.search import Search, SearchPlan
 from ampacity.experiments.stages.rig import Watch
 from ampacity.experiments.sweep import sweep
+from ampacity.loadgen.rundir.meta import read_stage
 from ampacity.workloads.profile import load_workload
 from benchmarks.options import parser
 from benchmarks.servers import ORIGIN_NS, SERVERS, Sent, Server, stage_of, table_of
@@ -164,7 +165,7 @@ class ServerRig:
             now_ns = ORIGIN_NS + round(now_s * 1e9)
             table, meta["drained_ns"] = as_of(table, now_ns), now_ns
         with mock.patch.object(analyse, "_latencies", only_ttft):
-            return analyse_stage(table, meta, [self._slo], None)
+            return analyse_stage(table, read_stage(meta), [self._slo], None)
 
 
 def until(sent: Sent, due_s: float) -> Sent:

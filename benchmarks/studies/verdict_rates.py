@@ -19,6 +19,7 @@ from ampacity.analysis.slo import Slo
 from ampacity.analysis.stage.analyse import read_records, stage_records
 from ampacity.analysis.stage.verdicts import Judge
 from ampacity.analysis.stage.verdicts import Judged as Requests
+from ampacity.loadgen.rundir.meta import read_stage
 from benchmarks.options import parser
 from benchmarks.servers import ORIGIN_NS, SERVERS, limit_at, stage_of, table_of, truth_at
 
@@ -65,7 +66,7 @@ def judge(name: str, load: float, slo: Slo, requests: int, seed: int) -> Judged:
         server, rate, requests / rate, np.random.default_rng([seed, requests, round(1e4 * load)])
     )
     table, metas = table_of([sent])
-    found = stage_records(read_records(table, ORIGIN_NS), metas[0])
+    found = stage_records(read_records(table, ORIGIN_NS), read_stage(metas[0]))
     result, _ = Judge([slo], found.stability, False, 1.0).stage_findings(
         Requests(found.cohort, found.whole)
     )

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,7 +19,7 @@ import msgspec
 import pyarrow as pa
 
 from ampacity.files import MOST_BYTES, open_file, read_text, why
-from ampacity.loadgen.rundir.meta import fault_of
+from ampacity.loadgen.rundir.meta import StageMeta, fault_of, stages_of
 from ampacity.loadgen.rundir.records import (
     SCHEMA,
     SCHEMA_VERSION,
@@ -56,6 +57,16 @@ class Run:
     going_s: float | None = None  # of a running run: seconds since its last write
     before: Any = None  # of a window of a soak: rows of the windows before, still in flight in it
     damage: str | None = None  # of its streams: what could not be read
+
+    @cached_property
+    def stages(self) -> list[StageMeta]:
+        """Return the stages of run.json."""
+        return stages_of(self.meta)
+
+    @property
+    def origin_ns(self) -> int:
+        """Return the run's zero: the start of its first stage."""
+        return min((stage.start_ns for stage in self.stages if stage.start_ns), default=0)
 
 
 def json_text(value: Any) -> str:

@@ -1,160 +1,269 @@
-"""The shape of run.json, as far as anything reads it; unnamed entries may hold anything."""
+"""The shape of run.json, as far as anything reads it; unnamed entries may hold anything.
 
+A field that is missing or null is None.
+"""
+
+import json
 import re
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, Struct
+
+Amount = Annotated[float, Meta(ge=0, le=2.0**62)]
+Positive = Annotated[float, Meta(gt=0, le=2.0**62)]
+Signed = Annotated[float, Meta(ge=-(2.0**62), le=2.0**62)]
+Share = Annotated[float, Meta(gt=0, lt=1)]
+Count = Annotated[int, Meta(ge=0, le=2 * 10**7)]  # of requests
+Tokens = Annotated[int, Meta(ge=0, le=2**31)]
+TimeNs = Annotated[int, Meta(ge=-(2**62), le=2**62)]
+CountNs = Annotated[int, Meta(ge=0, le=2**62)]
+PartS = Annotated[float, Meta(ge=0.1, le=30 * 86_400.0)]
+Kind = Literal["open", "closed"]
 
 
-def _object(needs: tuple[str, ...] = (), **fields: Any) -> Any:
-    """Return a JSON object type; ``needs`` are required, other fields may be missing or null."""
-    must = [(name, fields[name]) for name in needs]
-    can = [(name, kind | None, None) for name, kind in fields.items() if name not in needs]
-    return msgspec.defstruct("Object", [*must, *can])
+class Busiest(Struct, frozen=True, kw_only=True):
+    name: str
+    cores: Amount
 
 
-def _list(kind: Any) -> Any:  # list[_STAGE] is no valid type for mypy
-    return list[kind]
+class WorkerAudit(Struct, frozen=True, kw_only=True):
+    worker: Count
+    node: str | None = None
+    cpu_fraction: Amount | None = None
 
 
-_AMOUNT: Any = Annotated[float, Meta(ge=0, le=2.0**62)]
-_COUNT: Any = Annotated[int, Meta(ge=0, le=2 * 10**7)]  # of requests
-_TIME_NS: Any = Annotated[int, Meta(ge=-(2**62), le=2**62)]
-_COUNT_NS: Any = Annotated[int, Meta(ge=0, le=2**62)]
-_PART_S: Any = Annotated[float, Meta(ge=0.1, le=30 * 86_400.0)]
-_ANY_OBJECT: Any = dict[str, Any]
-_AUDIT = _object(
-    slip_p50_s=_AMOUNT,
-    slip_p99_s=_AMOUNT,
-    slip_max_s=_AMOUNT,
-    loop_lag_p99_s=_AMOUNT,
-    receive_delay_p99_s=_AMOUNT,
-    busiest=_list(_object(("name", "cores"), name=str, cores=_AMOUNT)),
-    stalls=_list(tuple[_COUNT, _TIME_NS, _TIME_NS]),
-    dated_by_kernel=bool,
-    coalesced_share=_AMOUNT,
-    cpu_fraction=_AMOUNT,
-    rss_bytes=_AMOUNT,
-    resent=_COUNT,
-    unsolicited=_COUNT,
-    client_limited=bool,
-    client_limited_reason=str,
-    workers=_list(_object(("worker",), worker=_COUNT, node=str, cpu_fraction=_AMOUNT)),
-)
-_TOKENS: Any = Annotated[int, Meta(ge=0, le=2**31)]
-_STAGE = _object(
-    ("start_ns", "end_ns"),
-    index=_COUNT,
-    kind=Literal["open", "closed"],
-    schedule=_COUNT,
-    lengths=str,
-    offered_rps=_AMOUNT,
-    concurrency=_COUNT,
-    start_ns=_TIME_NS,
-    end_ns=_TIME_NS,
-    drained_ns=_TIME_NS,
-    ramp_s=_AMOUNT,
-    scheduled_requests=_COUNT,
-    sessions=_object(cut=list[str]),
-    cached_share_planned=_AMOUNT,
-    ended_early=str,
-    clocks=_list(_object(("node",), node=str, ahead_ns=_TIME_NS, bound_ns=_COUNT_NS)),
-    planned_s=_AMOUNT,
-    interrupted=bool,
-    cut_ns=_TIME_NS,
-    decided_early=str,
-    alpha=Annotated[float, Meta(gt=0, lt=1)],
-    continues=_COUNT,
-    audit=_AUDIT,
-    from_s=_AMOUNT,
-)
-_SEAM = _object(
-    ("after_stage", "reason", "resumed_utc", "gap_s", "wall_gap_s", "in_flight"),
-    after_stage=int,
-    reason=str,
-    resumed_utc=str,
-    gap_s=_AMOUNT,
-    wall_gap_s=Annotated[float, Meta(ge=-(2.0**62), le=2.0**62)],
-    in_flight=_COUNT,
-)
-_STEP = _object(("stage", "offered_rps", "why"), stage=_COUNT, offered_rps=_AMOUNT, why=str)
-_LENGTHS = _object(p50=_AMOUNT, text=str)
-_FINDING = _object(
-    ("name", "verdict", "found", "means"),
-    name=str,
-    verdict=Literal["ok", "note", "bad"],
-    found=str,
-    means=str,
-    spoils=list[str],
-)
-_DEFINITION = _object(("what", "theirs"), what=str, theirs=str, ours=str)
-_RUN_JSON = _object(
-    status=str,
-    status_reason=str,
-    predicted=bool,
-    started_utc=str,
-    tool=_ANY_OBJECT,
-    clock=_object(("monotonic_ns", "utc"), monotonic_ns=_TIME_NS, utc=datetime),
-    endpoint=_ANY_OBJECT,
-    locked=_object(max_model_len=_TOKENS | str, think_s=_AMOUNT),  # str: of --lock
-    host=_object(cpus=_COUNT),
-    workers=_COUNT,
-    seed=Annotated[int, Meta(ge=0)],
-    slos=_list(_ANY_OBJECT),
-    notes=list[str],
-    events=list[str],
-    diagnosis=_list(_FINDING),
-    warmup_requests=_COUNT,
-    spent_usd=_AMOUNT,
-    command_line=list[str],
-    stages=_list(_STAGE),
-    seams=_list(_SEAM),
-    workload=_object(
-        input_tokens=_LENGTHS,
-        output_tokens=_LENGTHS,
-        classes=_list(_object(name=str, weight=_AMOUNT)),
-        trace=_object(requests=_COUNT),
-        turns_beyond_context=_COUNT,
-        clipped_to_context=_COUNT,
-    ),
-    imported=_object(("tool",), tool=str, definitions=_list(_DEFINITION), missing=dict[str, str]),
-    search=_object(
-        ("precision",),
-        precision=_AMOUNT,
-        reached=bool,
-        ended=str,
-        more_requests=_COUNT,
-        path=_list(_STEP),
-    ),
-    burst=_object(
-        ("base_rps", "base_s", "burst_s", "recovery_s"),
-        base_rps=Annotated[float, Meta(gt=0, le=2.0**62)],
-        base_s=_PART_S,
-        burst_s=_PART_S,
-        recovery_s=_PART_S,
-        factor=_AMOUNT,
-        shape=str,
-    ),
-    soak=_object(
-        ("rate_rps", "duration_s", "window_s"),
-        rate_rps=_AMOUNT,
-        duration_s=_PART_S,
-        window_s=_PART_S,
-    ),
-    ab=_object(("pair", "arm"), pair=str, arm=Literal["a", "b"], rounds=_COUNT, aa=bool),
-    fleet_inputs=_object(
-        peak_rps=_AMOUNT, tensor_parallel=_COUNT, safety_factor=_AMOUNT, gpu_hour_usd=_AMOUNT
-    ),
-)
+class ClientAudit(Struct, frozen=True, kw_only=True):
+    """How well the load generator kept up during a stage."""
+
+    slip_p50_s: Amount | None = None
+    slip_p99_s: Amount | None = None
+    slip_max_s: Amount | None = None
+    loop_lag_p99_s: Amount | None = None
+    receive_delay_p99_s: Amount | None = None
+    busiest: list[Busiest] | None = None
+    stalls: list[tuple[Count, TimeNs, TimeNs]] | None = None  # worker, look due, look
+    dated_by_kernel: bool | None = None
+    coalesced_share: Amount | None = None
+    cpu_fraction: Amount | None = None
+    rss_bytes: Amount | None = None
+    resent: Count | None = None
+    unsolicited: Count | None = None
+    client_limited: bool | None = None
+    client_limited_reason: str | None = None
+    workers: list[WorkerAudit] | None = None
+
+
+class NodeClock(Struct, frozen=True, kw_only=True):
+    node: str
+    ahead_ns: TimeNs | None = None
+    bound_ns: CountNs | None = None
+
+
+class CutSessions(Struct, frozen=True, kw_only=True):
+    """The sessions that the end of a stage cut."""
+
+    cut: list[str] | None = None
+
+
+class StageEntry(Struct, frozen=True, kw_only=True):
+    """An entry of ``stages`` as it may be written."""
+
+    index: Count | None = None
+    kind: Kind | None = None
+    schedule: Count | None = None
+    lengths: str | None = None
+    offered_rps: Amount | None = None
+    concurrency: Count | None = None
+    start_ns: TimeNs
+    end_ns: TimeNs
+    drained_ns: TimeNs | None = None
+    ramp_s: Amount | None = None
+    scheduled_requests: Count | None = None
+    played_sessions: bool | None = None
+    sessions: CutSessions | None = None
+    cached_share_planned: Amount | None = None
+    ended_early: str | None = None
+    clocks: list[NodeClock] | None = None
+    planned_s: Amount | None = None
+    interrupted: bool | None = None
+    cut_ns: TimeNs | None = None
+    decided_early: str | None = None
+    alpha: Share | None = None
+    continues: Count | None = None
+    audit: ClientAudit | None = None
+    from_s: Amount | None = None
+
+
+class StageMeta(StageEntry, frozen=True, kw_only=True):
+    """A stage as it is read: of some files its place and its load tell the first two."""
+
+    index: Count
+    kind: Kind
+
+
+class Seam(Struct, frozen=True, kw_only=True):
+    after_stage: int
+    reason: str
+    resumed_utc: str
+    gap_s: Amount
+    wall_gap_s: Signed
+    in_flight: Count
+
+
+class Step(Struct, frozen=True, kw_only=True):
+    stage: Count
+    offered_rps: Amount
+    why: str
+
+
+class Search(Struct, frozen=True, kw_only=True):
+    precision: Amount
+    reached: bool | None = None
+    ended: str | None = None
+    more_requests: Count | None = None
+    path: list[Step] | None = None
+
+
+class Lengths(Struct, frozen=True, kw_only=True):
+    p50: Amount | None = None
+    text: str | None = None
+
+
+class TrafficClass(Struct, frozen=True, kw_only=True):
+    name: str | None = None
+    weight: Amount | None = None
+
+
+class Trace(Struct, frozen=True, kw_only=True):
+    requests: Count | None = None
+
+
+class Workload(Struct, frozen=True, kw_only=True):
+    input_tokens: Lengths | None = None
+    output_tokens: Lengths | None = None
+    classes: list[TrafficClass] | None = None
+    trace: Trace | None = None
+    turns_beyond_context: Count | None = None
+    clipped_to_context: Count | None = None
+
+
+class Finding(Struct, frozen=True, kw_only=True):
+    name: str
+    verdict: Literal["ok", "note", "bad"]
+    found: str
+    means: str
+    spoils: list[str] | None = None
+
+
+class Definition(Struct, frozen=True, kw_only=True):
+    what: str
+    theirs: str
+    ours: str | None = None
+
+
+class Imported(Struct, frozen=True, kw_only=True):
+    tool: str
+    definitions: list[Definition] | None = None
+    missing: dict[str, str] | None = None
+
+
+class Burst(Struct, frozen=True, kw_only=True):
+    base_rps: Positive
+    base_s: PartS
+    burst_s: PartS
+    recovery_s: PartS
+    factor: Amount | None = None
+    shape: str | None = None
+
+
+class Soak(Struct, frozen=True, kw_only=True):
+    rate_rps: Amount
+    duration_s: PartS
+    window_s: PartS
+
+
+class AB(Struct, frozen=True, kw_only=True):
+    pair: str
+    arm: Literal["a", "b"]
+    rounds: Count | None = None
+    aa: bool | None = None
+
+
+class FleetInputs(Struct, frozen=True, kw_only=True):
+    peak_rps: Amount | None = None
+    tensor_parallel: Count | None = None
+    safety_factor: Amount | None = None
+    gpu_hour_usd: Amount | None = None
+
+
+class Clock(Struct, frozen=True, kw_only=True):
+    monotonic_ns: TimeNs
+    utc: datetime
+
+
+class Locked(Struct, frozen=True, kw_only=True):
+    max_model_len: Tokens | str | None = None  # str: of --lock
+    think_s: Amount | None = None
+
+
+class Host(Struct, frozen=True, kw_only=True):
+    cpus: Count | None = None
+
+
+class RunMeta(Struct, frozen=True, kw_only=True):
+    status: str | None = None
+    status_reason: str | None = None
+    predicted: bool | None = None
+    started_utc: str | None = None
+    tool: dict[str, Any] | None = None
+    clock: Clock | None = None
+    endpoint: dict[str, Any] | None = None
+    locked: Locked | None = None
+    host: Host | None = None
+    workers: Count | None = None
+    seed: Annotated[int, Meta(ge=0)] | None = None
+    slos: list[dict[str, Any]] | None = None
+    notes: list[str] | None = None
+    events: list[str] | None = None
+    diagnosis: list[Finding] | None = None
+    warmup_requests: Count | None = None
+    spent_usd: Amount | None = None
+    command_line: list[str] | None = None
+    stages: list[StageEntry] | None = None
+    seams: list[Seam] | None = None
+    workload: Workload | None = None
+    imported: Imported | None = None
+    search: Search | None = None
+    burst: Burst | None = None
+    soak: Soak | None = None
+    ab: AB | None = None
+    fleet_inputs: FleetInputs | None = None
+
+
+def read_stage(stage: Mapping[str, Any]) -> StageMeta:
+    """Return the typed form of a stage that is still in memory: as run.json will have it."""
+    return _typed(json.loads(json.dumps(stage)))  # numpy's floats are none to msgspec
+
+
+def stages_of(meta: Mapping[str, Any]) -> list[StageMeta]:
+    """Return the stages of run.json, which ``fault_of`` has checked."""
+    return [_typed(stage, i) for i, stage in enumerate(meta.get("stages") or [])]
+
+
+def _typed(stage: Mapping[str, Any], position: int = 0) -> StageMeta:
+    kind = stage.get("kind") or ("closed" if stage.get("concurrency") else "open")
+    index = stage.get("index")
+    known = {"index": position if index is None else index, "kind": kind}
+    return msgspec.convert({**stage, **known}, StageMeta)
 
 
 def fault_of(meta: Mapping[str, Any]) -> str | None:
     """Return the first invalid entry in one line: name, value, what is expected; else None."""
     try:
-        msgspec.convert(meta, _RUN_JSON)
+        msgspec.convert(meta, RunMeta)
     except msgspec.ValidationError as error:
         expected, _, where = str(error).replace("`", "").partition(" - at $.")
         value: Any = meta

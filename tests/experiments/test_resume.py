@@ -18,7 +18,7 @@ from ampacity.cli.measure.resume import resumed
 from ampacity.experiments.stages import resume
 from ampacity.experiments.stages.resume import check_resumable, resumed_meta
 from ampacity.loadgen.rundir.files import Run, RunDirError, load_run
-from ampacity.loadgen.rundir.meta import fault_of
+from ampacity.loadgen.rundir.meta import fault_of, read_stage
 from ampacity.loadgen.rundir.records import SCHEMA, RequestRecord
 from ampacity.loadgen.rundir.write import RunWriter
 from ampacity.values import ConfigError
@@ -111,7 +111,7 @@ def state(tmp_path: Path, *, complete: bool = True, ended_ns: int = 1, **meta: A
     return Run(tmp_path, known, pa.Table.from_pylist(table, schema=SCHEMA), None, complete)
 
 
-CUT = [{"index": 0, "start_ns": 0, "drained_ns": 5, "ended_early": "worker 0 died"}]
+CUT = [{"index": 0, "start_ns": 0, "end_ns": 5, "drained_ns": 5, "ended_early": "worker 0 died"}]
 
 
 @pytest.mark.parametrize(
@@ -249,12 +249,13 @@ def test_a_resume_that_was_refused_is_no_seam(
 def test_pairs_of_an_ab_leave_out_a_stage_in_two_parts() -> None:
     from ampacity.analysis.compare.pairs import _by_round
 
-    metas = {
-        0: {"schedule": 0},
-        1: {"schedule": 1},  # the first part ended early, and is not among the stages
-        2: {"schedule": 1, "continues": 1},
-        3: {"schedule": 2},
-    }
+    places = (
+        {"schedule": 0},
+        {"schedule": 1},  # the first part ended early, and is not among the stages
+        {"schedule": 1, "continues": 1},
+        {"schedule": 2},
+    )
+    metas = [read_stage({"start_ns": 0, "end_ns": 1, **place}) for place in places]
     run: Any = SimpleNamespace(
         stages=[SimpleNamespace(index=i) for i in (0, 2, 3)],
         judged=SimpleNamespace(meta_of=lambda stage: metas[stage.index]),

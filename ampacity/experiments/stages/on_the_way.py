@@ -10,10 +10,11 @@ from msgspec import structs
 
 from ampacity.analysis.contract.stage import Stage
 from ampacity.analysis.slo import Slo
-from ampacity.analysis.stage.analyse import analyse_stage
+from ampacity.analysis.stage.analyse import analyse_stage, read_records
 from ampacity.loadgen.drive.cut import owed_by
 from ampacity.loadgen.plan import StagePlan
 from ampacity.loadgen.rundir.files import read_streams
+from ampacity.loadgen.rundir.meta import read_stage
 from ampacity.loadgen.rundir.records import SCHEMA, to_batch
 from ampacity.loadgen.rundir.write import RunWriter
 
@@ -57,7 +58,7 @@ def judge_so_far(
             "drained_ns": now_ns,
             "scheduled_requests": due.num_rows,
         }
-        return analyse_stage(due, so_far, slos, warmup)
+        return analyse_stage(read_records(due, start_ns, meta), read_stage(so_far), slos, warmup)
 
     judged = up_to(now_ns - round(AGE * (now_ns - start_ns)))
     all_ended_ns = min((record.scheduled_ns for record in owed), default=now_ns)

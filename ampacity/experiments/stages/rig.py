@@ -13,11 +13,12 @@ import pyarrow as pa
 
 from ampacity.analysis.contract.stage import Stage
 from ampacity.analysis.next_run import again
-from ampacity.experiments.stages.provenance import happened, with_run
+from ampacity.experiments.stages.provenance import happened
 from ampacity.experiments.stages.resume import Recorded
 from ampacity.experiments.stages.rules import all_failed, answering_s, drain_s, session_rules
 from ampacity.live_panel import Outlook
 from ampacity.loadgen.plan import MOSTLY_FAILED, StagePlan
+from ampacity.loadgen.rundir.meta import read_stage
 from ampacity.loadgen.rundir.write import RunWriter
 from ampacity.progress import Progress
 from ampacity.settings import Settings
@@ -336,10 +337,12 @@ class Rig:
         elif early and not self.ended and not meta.get("interrupted"):
             self.ended = ("budget", self.budget_text(early))
         self._writer.write_meta()  # from here on the stage survives a kill
-        from ampacity.analysis.stage.analyse import analyse_stage  # not needed for the first one
+        from ampacity.analysis.stage import analyse  # not needed for the first one
 
         slos, warmup = self.settings.slos, self.settings.warmup_requests
-        judged: Stage = analyse_stage(table, with_run(meta, self._writer.meta), slos, warmup)
+        stage = read_stage(meta)
+        records = analyse.read_records(table, stage.start_ns, self._writer.meta)
+        judged: Stage = analyse.analyse_stage(records, stage, slos, warmup)
         limited = judged.client_limited or judged.client_limited_metrics
         if limited and outcome.busiest is not None:
             meta["audit"]["busiest"] = outcome.busiest

@@ -19,6 +19,7 @@ from ampacity.experiments.stages.rules import answers_in_history
 from ampacity.experiments.virtual.playback import Played, play
 from ampacity.loadgen.audit import Measures, Tolerance, judge
 from ampacity.loadgen.plan import StagePlan
+from ampacity.loadgen.rundir.meta import read_stage
 from ampacity.loadgen.rundir.records import RequestRecord, to_batch
 from ampacity.loadgen.rundir.write import RunWriter
 from ampacity.loadgen.telemetry import SCHEMA
@@ -164,7 +165,7 @@ class VirtualPlayer:
             }
             table = pa.Table.from_batches([to_batch(seen)])
             warmup = self._settings.warmup_requests
-            if decided := watch.enough(analyse_stage(table, meta, slos, warmup)):
+            if decided := watch.enough(analyse_stage(table, read_stage(meta), slos, warmup)):
                 return look * plan.duration_s, decided
         return plan.duration_s, None
 

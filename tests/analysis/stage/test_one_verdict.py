@@ -14,6 +14,7 @@ from ampacity.analysis.slo import parse_slo, verdict_word
 from ampacity.analysis.stage.analyse import read_records, stage_records
 from ampacity.analysis.stage.throughput import steady_state
 from ampacity.analysis.stage.verdicts import Judged, judge_requests
+from ampacity.loadgen.rundir.meta import read_stage
 from ampacity.reports.charts.curves import charts, latency_by_concurrency, latency_by_rate
 from ampacity.reports.charts.marks import STATES, stage_state
 from ampacity.reports.charts.rates import goodput_by_load
@@ -239,7 +240,7 @@ def test_quick_answers_of_a_start_up_do_not_hide_a_violation() -> None:
     for seed in range(60):
         sent = stage_of(server, rate, 300 / rate, np.random.default_rng([seed, 300]))
         table, metas = table_of([sent])
-        found = stage_records(read_records(table, ORIGIN_NS), metas[0])
+        found = stage_records(read_records(table, ORIGIN_NS), read_stage(metas[0]))
         (verdict,) = judge_requests(Judged(found.cohort, found.whole), [slo])
         unsure += "start-up" in str(verdict.cause)
     assert unsure <= 1  # 4 where both had to be sure at 5 %

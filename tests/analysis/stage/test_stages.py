@@ -26,7 +26,7 @@ def analyse(
     tmp_path: Path, stage: Stage, warmup: int | None = 0, slos: Any = SLOS, **options: Any
 ) -> dict[str, Any]:
     run = make_run(tmp_path / "run", [stage])
-    return to_json(analyse_stage(run.requests, run.meta["stages"][0], slos, warmup, **options))
+    return to_json(analyse_stage(run.requests, run.stages[0], slos, warmup, **options))
 
 
 def steady(n: int = 100, every_s: float = 0.1, **options: Any) -> list[Any]:
@@ -223,9 +223,9 @@ def test_requests_of_the_window_before_are_in_flight_and_nothing_else(tmp_path: 
     """5 requests from 5 s before the window to 4 s after its begin: 2 more in flight over 10 s."""
     run = make_run(tmp_path / "run", [Stage(steady(), 10.0)])
     before = pa.table({"started_ns": [at_ns(-5.0)] * 5, "ended_ns": [at_ns(4.0)] * 5})
-    meta = run.meta["stages"][0]
+    meta = run.stages[0]
     alone, beside = (
-        analyse_stage(read_records(run.requests, meta["start_ns"], None, b), meta, [], 0)
+        analyse_stage(read_records(run.requests, meta.start_ns, None, b), meta, [], 0)
         for b in (None, before)
     )
     assert beside.concurrency - alone.concurrency == pytest.approx(2.0)

@@ -196,7 +196,7 @@ def test_a_chunk_whose_count_is_null_is_refused() -> None:
 
 def test_a_bare_run_json_is_enough() -> None:
     meta = {
-        "stages": [{"index": 0, "kind": "open", "start_ns": synthetic.ORIGIN_NS}],
+        "stages": [{"start_ns": synthetic.ORIGIN_NS, "end_ns": synthetic.at_ns(3.0)}],
         "status": "running",
     }
     table = pa.Table.from_batches([to_batch(synthetic.fixed(30, 0.1))], schema=SCHEMA)
